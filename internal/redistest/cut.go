@@ -69,7 +69,7 @@ func forward(client net.Conn, address string, cuts *Cuts) {
 			n, err := client.Read(chunk[:])
 			sent := chunk[:n]
 			isScript := bytes.Contains(sent, []byte("evalsha"))
-			isProbe := bytes.Contains(sent, []byte("setrange")) // by which redisconn asks whether the master accepts writes
+			isProbe := bytes.Contains(sent, []byte("setrange")) // a check whether the master accepts writes
 			if isScript && !isProbe && cuts.due() {
 				cut.Store(true)
 			}

@@ -22,13 +22,13 @@ var errLine = errors.New("not a line of an access log")
 
 // Bounds of a log.
 const (
-	maxLine     = 16 << 10  // longer lines are bad ones
+	maxLine     = 16 << 10  // bytes; longer lines count as bad
 	maxRequests = 2_000_000 // a log with more is refused, because it would not fit in memory
 )
 
 // readLog reads a log. It counts bad lines and leaves them out.
 func readLog(r io.Reader) (requests []request, lines, bad int, err error) {
-	// Lines are read as slices of this buffer, since a log has millions of them.
+	// A line that does not fit in this buffer is too long.
 	br := bufio.NewReaderSize(r, maxLine)
 
 	seen := map[string]string{} // keeps each text once, however often it occurs
@@ -41,7 +41,7 @@ func readLog(r io.Reader) (requests []request, lines, bad int, err error) {
 
 		lines++
 		long := errors.Is(err, bufio.ErrBufferFull)
-		// The rest of a line that is too long is skipped, or it would count as lines of its own.
+		// Without this the rest of a line that is too long would count as further lines.
 		for errors.Is(err, bufio.ErrBufferFull) {
 			_, err = br.ReadSlice('\n')
 		}
@@ -56,12 +56,12 @@ func readLog(r io.Reader) (requests []request, lines, bad int, err error) {
 			continue
 		}
 
-		// Refused instead of cut: half a log has other visitors than the whole.
+		// Refused and not truncated, because a part of a log has other visits than the whole.
 		if len(requests) == maxRequests {
 			return nil, lines, bad, fmt.Errorf("the log has more than %d requests: replay a part of it", maxRequests)
 		}
 
-		// A clone, because the text is a part of the buffer, which the next line overwrites.
+		// Equal texts share one clone; each text is a part of the whole line, which would stay in memory with it.
 		for _, s := range []*string{&req.address, &req.agent, &req.page} {
 			if _, ok := seen[*s]; !ok {
 				t := strings.Clone(*s)
@@ -111,11 +111,11 @@ func pageOf(asked string) (string, bool) {
 		return "", false
 	}
 
-	// The last one, because the path itself may contain the text.
+	// The last occurrence, because the path itself may contain the text.
 	if i := strings.LastIndex(target, " HTTP/"); i >= 0 {
 		target = target[:i]
 	}
-	if _, after, ok := strings.Cut(target, "://"); ok && !strings.HasPrefix(target, "/") { // as proxies are asked
+	if _, after, ok := strings.Cut(target, "://"); ok && !strings.HasPrefix(target, "/") { // as in requests to proxies
 		_, path, _ := strings.Cut(after, "/")
 		target = "/" + path
 	}

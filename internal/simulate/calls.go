@@ -14,22 +14,22 @@ import (
 )
 
 const (
-	answerTimeout = 20 * time.Second      // of one try; the server gives up sooner
-	answerLimit   = 2 * time.Minute       // in which a call must be answered, however often it is tried
-	pauseLeast    = 20 * time.Millisecond // before a call is tried again …
-	pauseMost     = 500 * time.Millisecond
-	cutsAtMost    = 3 // of one call, so that it ends also with a --kill-fraction of 1
+	answerTimeout = 20 * time.Second       // of one try; the server gives up sooner
+	answerLimit   = 2 * time.Minute        // within which a call must be answered, however often it is tried
+	pauseLeast    = 20 * time.Millisecond  // before the next try, at first
+	pauseMost     = 500 * time.Millisecond // before the next try, after many
+	cutsAtMost    = 3                      // of one call, so that it is made even with a --kill-fraction of 1
 )
 
-// A call is one on counters, which may be tried several times.
+// A call is an HTTP call about counters, which may be tried several times.
 type call struct {
 	name string // for people
-	once string // Idempotency-Key; "" for none
-	who  *user  // nil: the API key
+	once string // Idempotency-Key; "": none
+	who  *user  // who makes the call; nil: the owner of the API key
 	do   func(context.Context, *client.API) ([]client.Counter, error)
 }
 
-// one is a call whose answer is one counter.
+// one returns a call whose answer is one counter.
 func one(name string, do func(context.Context, *client.API) (client.Counter, error)) call {
 	return call{name: name, do: func(ctx context.Context, api *client.API) ([]client.Counter, error) {
 		counter, err := do(ctx, api)
@@ -37,7 +37,7 @@ func one(name string, do func(context.Context, *client.API) (client.Counter, err
 	}}
 }
 
-// other is a call whose answer is no counter.
+// other returns a call whose answer has no counter.
 func other(name string, do func(context.Context, *client.API) error) call {
 	return call{name: name, do: func(ctx context.Context, api *client.API) ([]client.Counter, error) {
 		return nil, do(ctx, api)
@@ -49,11 +49,11 @@ type reply struct {
 	counters []client.Counter
 	conflict *client.Error // status 409: nothing was changed
 	replay   bool
-	// unknown says that an earlier try was not answered, so it may have been carried out.
+	// unknown says that an earlier try was not answered, so the server may have made that one.
 	unknown bool
 }
 
-// check refuses an answer that is no counter of that key.
+// check returns an error unless l can be the counter of the tally.
 func (t *tally) check(l *client.Counter) error {
 	belowFloor := t.floor && l.Value < 0
 	switch {
@@ -67,11 +67,11 @@ func (t *tally) check(l *client.Counter) error {
 	return nil
 }
 
-// callStats count what happened to the calls.
+// callStats count calls by their outcomes.
 type callStats struct {
 	answered    atomic.Int64 // calls
 	retries     atomic.Int64 // tries after the first
-	replays     atomic.Int64 // answers that said so
+	replays     atomic.Int64 // answers that say that the change was made before
 	refused     atomic.Int64 // 409
 	limited     atomic.Int64 // 429
 	passed      atomic.Int64 // calls on limits
@@ -82,14 +82,14 @@ type callStats struct {
 	latency     latencies    // of a try that was answered
 }
 
-// failures count what a healthy server does not do.
+// failures returns how many tries have failed. On a healthy server none does.
 func (s *callStats) failures() int64 { return s.unavailable.Load() + s.lost.Load() }
 
 // errUnexpected is in the errors about answers that are not in the contract.
 var errUnexpected = errors.New("unexpected answer")
 
-// call tries a call until it is answered, each time at any gateway. The client itself
-// cuts off the fraction cuts of the tries.
+// call tries a call until it is answered, each time at a random gateway, because the last one may have been killed. The
+// client itself cuts off the fraction cuts of the tries.
 func (r *lastingRun) call(ctx context.Context, rng *rand.Rand, q call, cuts float64) (reply, error) {
 	var last error
 	unknown := false
@@ -101,18 +101,17 @@ func (r *lastingRun) call(ctx context.Context, rng *rand.Rand, q call, cuts floa
 			r.calls.retries.Add(1)
 		}
 
-		// By time, not by tries: a server that is restarted refuses many tries within a second.
+		// The bound is no number of tries, because a server that restarts refuses many within a second.
 		if time.Since(began) > answerLimit {
 			return reply{}, fmt.Errorf("%s is not answered after %s: %w", q.name, answerLimit, last)
 		}
 
-		// A random gateway each time, because the last one may be the one that was killed.
 		api, err := r.api(r.gateway(rng.IntN(len(r.cfg.URL))), q.who)
 		if err != nil {
 			return reply{}, err
 		}
 
-		// What was cut off may have been made, so the call is repeated with its key like any that was lost.
+		// The server may have made a call that was cut off, so it is repeated like one whose answer was lost.
 		if try < cutsAtMost && rng.Float64() < cuts {
 			unknown = true
 			r.cut(ctx, api, q)
@@ -124,7 +123,7 @@ func (r *lastingRun) call(ctx context.Context, rng *rand.Rand, q call, cuts floa
 		last = err
 
 		problem := (*client.Error)(nil)
-		// A conflict is an answer, too: the server has judged the change, and nothing was made.
+		// A conflict is an answer as well: the server has judged the change and refused it.
 		if err == nil || errors.As(err, &problem) && problem.Status == http.StatusConflict {
 			r.calls.latency.add(time.Since(start))
 			r.calls.answered.Add(1)
@@ -143,7 +142,7 @@ func (r *lastingRun) call(ctx context.Context, rng *rand.Rand, q call, cuts floa
 		}
 		if wait == 0 {
 			unknown = true
-			// Jitter, or all workers would come back to a restarted server at the same moment.
+			// With jitter, so that workers do not all come back to a restarted server at the same moment.
 			wait = pause/2 + rand.N(pause/2)
 			pause = min(2*pause, pauseMost)
 		}
@@ -154,8 +153,9 @@ func (r *lastingRun) call(ctx context.Context, rng *rand.Rand, q call, cuts floa
 	}
 }
 
-// missed classifies the failure of a try. It returns after which time a limited caller may try again, and 0 when the
-// call may have been carried out. The error says that the failure is not in the contract, or that the run ends.
+// missed classifies the failure of a try. When the server has limited the caller, it returns after which time the caller
+// may try again. It returns 0 when the server may have made the call. The error says that the failure is not in the
+// contract, or that the run ends.
 func (r *lastingRun) missed(ctx context.Context, name string, failure error) (wait time.Duration, err error) {
 	// First, because the end of the run looks like a lost connection.
 	if ctx.Err() != nil {
@@ -164,7 +164,7 @@ func (r *lastingRun) missed(ctx context.Context, name string, failure error) (wa
 
 	var problem *client.Error
 	if !errors.As(failure, &problem) {
-		// An answer that cannot be understood is a fault; to repeat the call would hide it.
+		// An answer that cannot be parsed is a fault, which a further try would hide.
 		if errors.Is(failure, client.ErrFrame) {
 			return 0, unexpected(name, failure)
 		}
@@ -183,7 +183,7 @@ func (r *lastingRun) missed(ctx context.Context, name string, failure error) (wa
 	return 0, unexpected(name, failure)
 }
 
-// ask makes a call that reads. A conflict is none of its answers.
+// ask makes a call that changes nothing, so that a conflict is unexpected.
 func (r *lastingRun) ask(ctx context.Context, rng *rand.Rand, q call) ([]client.Counter, error) {
 	got, err := r.call(ctx, rng, q, 0)
 	if err == nil && got.conflict != nil {
@@ -197,7 +197,7 @@ func unexpected(what string, err error) error {
 	return fmt.Errorf("%w: %s: %w", errUnexpected, what, err)
 }
 
-// api returns where and as whom calls are made; nil: with the API key.
+// api returns the configuration of calls to a gateway by a user; nil: with the API key.
 func (r *lastingRun) api(gateway string, who *user) (client.Config, error) {
 	if who == nil {
 		return client.Config{URL: gateway, Site: r.cfg.Site, APIKey: r.cfg.APIKeys[0], HTTP: r.web}, nil
@@ -208,19 +208,19 @@ func (r *lastingRun) api(gateway string, who *user) (client.Config, error) {
 	return cfg, err
 }
 
-// cut makes a call and hangs up soon after it was sent, as a client does that is killed.
+// cut makes a call and hangs up soon after it was sent, as a killed client does.
 func (r *lastingRun) cut(ctx context.Context, api client.Config, q call) {
 	r.calls.cuts.Add(1)
 	ctx, hangUp := context.WithCancel(ctx)
 	defer hangUp()
 
-	// After the request is on its way, so that the server may or may not have made the change.
+	// A moment after the request was sent, so that the server may or may not have made the change.
 	sent := func(httptrace.WroteRequestInfo) { time.AfterFunc(rand.N(3*time.Millisecond), hangUp) }
 	trace := &httptrace.ClientTrace{WroteRequest: sent}
 	_, _ = q.do(httptrace.WithClientTrace(ctx, trace), client.NewAPI(api).Once(q.once))
 }
 
-// read gets one counter and checks what every answer must be.
+// read reads one counter and checks its answer.
 func (r *lastingRun) read(ctx context.Context, rng *rand.Rand, t *tally, exact bool) (client.Counter, error) {
 	get := (*client.API).Counter
 	if exact {
@@ -233,7 +233,7 @@ func (r *lastingRun) read(ctx context.Context, rng *rand.Rand, t *tally, exact b
 	}))
 }
 
-// counter makes a call that reads one counter.
+// counter makes a call that reads one counter, and checks its answer.
 func (r *lastingRun) counter(ctx context.Context, rng *rand.Rand, t *tally, q call) (client.Counter, error) {
 	got, err := r.ask(ctx, rng, q)
 	if err != nil {

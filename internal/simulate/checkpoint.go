@@ -12,15 +12,13 @@ import (
 	"headcount/client"
 )
 
-// A Checkpoint compares the truth with what every client and gateway says. Nobody
-// comes or leaves during a checkpoint. It has two stages:
+// A Checkpoint is the report of a checkpoint, which compares the truth with what every client and gateway says. Nobody
+// comes or leaves meanwhile. It has two stages:
 //
-//   - quiet: it waits until every client that should be present is connected, has
-//     joined and holds a count, and until the contract's time for noticing every
-//     earlier departure is over.
-//   - settling: every client's count of every page it holds, and GET
-//     /{page}/counter of every page and of `*` on every gateway, is compared until
-//     all of them equal the truth. A count that differs after 10 s is wrong.
+//   - quiet: it waits until every client that should be present is connected, has joined and holds a count, and until
+//     the time is over in which the server must notice the departures before.
+//   - settling: it compares all counts that clients hold, and GET /{page}/counter of every page and of `*` on every
+//     gateway, until all of them equal the truth. A count that differs after 10 s is wrong.
 //
 // When a connection is lost during a checkpoint, both stages begin again.
 type Checkpoint struct {
@@ -36,16 +34,16 @@ type Checkpoint struct {
 
 	// Of the scenario counters.
 	Counters int   `json:"counters,omitempty"`
-	Failures int64 `json:"failures,omitempty"` // 503s and lost connections since the checkpoint before
+	Failures int64 `json:"failures,omitempty"` // 503s and lost connections since the previous checkpoint
 }
 
 const (
-	settleLimit = 10 * time.Second // the contract's
-	placeLimit  = 90 * time.Second // for all clients to be connected and joined
-	maxRetries  = 5                // checkpoints that a lost connection may spoil in a row
+	settleLimit = 10 * time.Second // after which the contract says that counts are right
+	placeLimit  = 90 * time.Second // for all clients to connect and join
+	maxRetries  = 5                // of a checkpoint that a lost connection has spoilt
 	pollEvery   = 50 * time.Millisecond
 	getsAtOnce  = 8
-	readyLimit  = 15 * time.Second // for the gateways to be ready at the start
+	readyLimit  = 15 * time.Second // for the gateways to get ready at the start
 )
 
 // errSpoilt means that a connection was lost while counts were compared.
@@ -54,13 +52,13 @@ var errSpoilt = errors.New("connections were lost")
 // checkpoint runs one checkpoint. The probes rest during it. It notes wrong counts
 // and does not return them: the run goes on and can show whether they become right.
 func (c *crowd) checkpoint(ctx context.Context, name string) error {
-	// The inner call is made at once, and its result, the phase before, is entered again at the end.
+	// The inner call enters the phase now. The outer one returns to the phase before at the end.
 	defer c.enterPhase(c.enterPhase("checkpoint " + name))
 	// A probe that joins meanwhile would change the count of the whole site.
 	c.probes.gate.Lock()
 	defer c.probes.gate.Unlock()
 
-	// The truth does not change any more: the caller is the driver, which waits here.
+	// The truth does not change meanwhile, because the driver, which changes it, waits for this function.
 	cp := Checkpoint{Name: name, Users: int(c.truth.count(wholeSite)), Pages: len(c.pages)}
 	for try := 0; ; try++ {
 		err := c.compare(ctx, &cp)
@@ -78,9 +76,9 @@ func (c *crowd) checkpoint(ctx context.Context, name string) error {
 	}
 }
 
+// compare goes through both stages once. It returns errSpoilt when a connection was lost in the second one.
 func (c *crowd) compare(ctx context.Context, cp *Checkpoint) error {
 	began := time.Now()
-	// The same clients for the whole comparison: the driver starts and ends none meanwhile.
 	everyone := c.everyone()
 	before, err := c.awaitQuiet(ctx, everyone)
 	if err != nil {
@@ -94,13 +92,13 @@ func (c *crowd) compare(ctx context.Context, cp *Checkpoint) error {
 	cp.Gets = len(c.topics()) * len(c.cfg.URL)
 	for {
 		wrong := c.held(everyone)
-		// What clients hold costs the server nothing to look at; it is asked only when they are right.
+		// Reading what clients hold costs the server nothing, so the gateways are asked only when that is right.
 		if wrong.n == 0 {
 			c.ask(ctx, c.topics(), wrong)
 		}
 
 		settled := time.Since(quiet)
-		// After the comparison: a connection that was lost during it may have made any of its counts wrong.
+		// Read after the comparison: a connection that was lost meanwhile may have made any count wrong.
 		_, now := c.quiet()
 		if now != before {
 			return errSpoilt
@@ -108,7 +106,7 @@ func (c *crowd) compare(ctx context.Context, cp *Checkpoint) error {
 
 		if wrong.n == 0 || settled > c.settle {
 			cp.SettleMS = settled.Milliseconds()
-			// Noted only now: until the time is over a wrong count may only be late.
+			// Only now is a wrong count not just late.
 			cp.Wrong = wrong.n
 			c.faults.merge(wrong)
 			return nil
@@ -139,7 +137,7 @@ func (c *crowd) held(everyone []*tab) *faults {
 	return wrong
 }
 
-// want returns the true count of a page; of `*` only when nobody else is on the site.
+// want returns the true count of a page. It knows that of `*` only when nobody else is on the site.
 func (c *crowd) want(page string) (count int64, ok bool) {
 	if page == wholeSite {
 		return c.baseline + c.truth.count(page), c.result.SiteChecked
@@ -168,7 +166,7 @@ func (c *crowd) awaitPlaces(ctx context.Context, tabs []*tab) error {
 				placeLimit, missing, c.lastFailure())
 		}
 
-		// Without this a wrong token or address would take the whole limit to be reported.
+		// Otherwise a wrong token or address would be reported only after the whole limit.
 		if err := c.hopeless(); err != nil {
 			return err
 		}
@@ -183,7 +181,7 @@ func (c *crowd) awaitPlaces(ctx context.Context, tabs []*tab) error {
 // noticed every departure. It returns the number of disturbances up to that moment.
 func (c *crowd) awaitQuiet(ctx context.Context, tabs []*tab) (disturbances int, err error) {
 	for {
-		// Read first, so that what happens while this waits is noticed at the end.
+		// Read first, so that a disturbance during the waits below is noticed at the end.
 		at, disturbances := c.quiet()
 
 		if err := c.awaitPlaces(ctx, tabs); err != nil {
@@ -208,9 +206,8 @@ func (c *crowd) ask(ctx context.Context, pages []string, wrong *faults) {
 
 	var group errgroup.Group
 	group.SetLimit(getsAtOnce)
-	// Every gateway is asked for every page, since each has its own copy of the counts.
 	for _, gateway := range c.cfg.URL {
-		// One request finds out whether somebody listens there, before there is one for each page.
+		// One request finds out whether the gateway is there, before there is one for each page.
 		_, err := c.get(ctx, gateway, wholeSite)
 		if err != nil && !answered(err) {
 			down.add("%v", err)
@@ -234,7 +231,7 @@ func (c *crowd) ask(ctx context.Context, pages []string, wrong *faults) {
 
 	_ = group.Wait()
 
-	// One gateway may be restarted during a checkpoint; without any there is nothing to compare with.
+	// Some gateways may be down during a checkpoint, but not all of them.
 	if down.n == len(c.cfg.URL) {
 		wrong.merge(down)
 	}
@@ -245,12 +242,12 @@ func (c *crowd) get(ctx context.Context, gateway, page string) (client.Count, er
 	return client.NewAPI(client.Config{URL: gateway, Site: c.cfg.Site, HTTP: c.http}).Count(ctx, page)
 }
 
-// answered reports whether err is about an answer, so that somebody is there.
+// answered reports whether err is about an answer, so that a server is there.
 func answered(err error) bool {
 	return errors.As(err, new(*client.Error)) || errors.Is(err, client.ErrFrame)
 }
 
-// errNobody says that the run has not begun.
+// errNobody means that the run has not begun, because a gateway does not answer.
 var errNobody = errors.New("nothing answers")
 
 // cause returns err without the request, which the reader knows.
@@ -263,8 +260,8 @@ func cause(err error) error {
 	return err
 }
 
-// awaitGateways waits until every gateway answers for `*`. One that answers that it is
-// not ready yet gets some time; one that does not answer at all gets none.
+// awaitGateways waits until every gateway returns the count of `*`. It waits for a gateway that answers that it is not
+// ready, but not for one that does not answer at all.
 func (c *crowd) awaitGateways(ctx context.Context) error {
 	deadline := time.Now().Add(readyLimit)
 	for _, gateway := range c.cfg.URL {
@@ -274,7 +271,7 @@ func (c *crowd) awaitGateways(ctx context.Context) error {
 				break
 			}
 
-			// A mistyped address is the most frequent mistake of all, so it is reported at once.
+			// A mistyped address is the most frequent mistake, so it is reported at once.
 			if !answered(err) {
 				return fmt.Errorf("%w at %s: start the server, or give its address with --url: %w",
 					errNobody, gateway, cause(err))
@@ -293,9 +290,8 @@ func (c *crowd) awaitGateways(ctx context.Context) error {
 	return nil
 }
 
-// readBaseline reads the count of `*` before the run's users come. A count above 0
-// may soon fall, because an earlier run has just left. If the count keeps moving,
-// other people are on the site.
+// readBaseline reads the count of `*` before the run's users come. A count above 0 may soon fall, because an earlier run
+// has just left, so readBaseline waits until the count stands still. If it keeps moving, other people are on the site.
 func (c *crowd) readBaseline(ctx context.Context) error {
 	still := c.cfg.LeaveGrace + time.Second
 	since := time.Now()
@@ -303,12 +299,10 @@ func (c *crowd) readBaseline(ctx context.Context) error {
 
 	for first := true; ; first = false {
 		got, err := c.get(ctx, c.cfg.URL[0], wholeSite)
-
 		if err != nil {
 			return fmt.Errorf("read the baseline of *: %w", err)
 		}
 
-		// The time begins anew whenever the count has moved.
 		if first || got.Count != c.baseline {
 			c.baseline = got.Count
 			since = time.Now()
@@ -329,9 +323,8 @@ func (c *crowd) readBaseline(ctx context.Context) error {
 	}
 }
 
-// expectEmpty waits until nobody is on the run's pages. The pages of a log are not
-// made for the run, and other visitors of these pages would make every count look
-// wrong.
+// expectEmpty waits until nobody is on the run's pages, which are those of a log: other visitors of these pages would
+// make every count look wrong.
 func (c *crowd) expectEmpty(ctx context.Context) error {
 	for deadline := time.Now().Add(c.ghostBound()); ; {
 		there := &faults{}
@@ -353,7 +346,7 @@ func (c *crowd) expectEmpty(ctx context.Context) error {
 
 // sleep returns an error when the context ends first.
 func sleep(ctx context.Context, d time.Duration) error {
-	// Also without a wait the end of the run is noticed, so that no loop goes on for ever.
+	// Even without a wait the end of the context must end loops.
 	if d <= 0 {
 		return ctx.Err()
 	}

@@ -12,7 +12,7 @@ import (
 // who stay move to other pages, reload, and open and close tabs.
 type churn struct {
 	*crowd
-	whole   bool // the checkpoints at the end are within --duration; else they come after it
+	whole   bool // --duration includes the checkpoints at the end; otherwise they come after it
 	zipf    *rand.Zipf
 	present []*user
 	away    []*user // some of the users who left; they may come back with the same id
@@ -43,17 +43,16 @@ func (r *ChurnReport) String() string {
 const (
 	checkEvery = time.Minute
 	shortRun   = 8 * time.Second
-	checkTime  = 500 * time.Millisecond // of a checkpoint, once all who left are gone
+	checkTime  = 500 * time.Millisecond // of a checkpoint, when all users who left are gone
 )
 
-// lastChecks is how long before its end a run that lasts so long begins its two last
-// checkpoints, each of which waits for the leave grace.
+// lastChecks returns how long before its end a run begins its last two checkpoints, each of which waits for the leave
+// grace.
 func lastChecks(duration, grace time.Duration) time.Duration {
 	return min(2*(grace+checkTime), duration/2)
 }
 
-// churners is how many connections a churn needs at once, at most: another half of the
-// tabs may be closing.
+// churners returns how many connections a churn needs at once, at most. Beside all tabs, half as many may be closing.
 func churners(cfg *Command) int { return cfg.Users * cfg.Tabs * 3 / 2 }
 
 func (c *crowd) mixed(ctx context.Context) error {
@@ -61,7 +60,7 @@ func (c *crowd) mixed(ctx context.Context) error {
 	return churn.work(ctx)
 }
 
-// measuredChurn has figures of all of --duration.
+// measuredChurn measures all of --duration, and has its last checkpoints after that.
 func (c *crowd) measuredChurn(ctx context.Context) error {
 	defer c.measure()()
 
@@ -86,17 +85,16 @@ func (r *churn) work(ctx context.Context) error {
 	}
 
 	end := time.Now().Add(r.cfg.Duration)
-	heard := time.Time{}
+	noticed := time.Time{}
 	if r.whole {
-		// The last checkpoints are within --duration, so the churn ends before them.
 		end = end.Add(-lastChecks(r.cfg.Duration, r.cfg.LeaveGrace))
-		heard = end.Add(r.cfg.LeaveGrace)
+		noticed = end.Add(r.cfg.LeaveGrace)
 	}
 
 	if r.cfg.Duration >= shortRun {
 		for next := time.Now(); ; {
 			next = next.Add(min(checkEvery, r.cfg.Duration/2))
-			// A checkpoint just before the final one would find the same.
+			// A checkpoint just before the final one would add nothing.
 			if next.After(end.Add(-checkEvery / 20)) {
 				break
 			}
@@ -110,7 +108,7 @@ func (r *churn) work(ctx context.Context) error {
 		}
 	}
 
-	if err := r.churn(ctx, end, heard); err != nil {
+	if err := r.churn(ctx, end, noticed); err != nil {
 		return err
 	}
 
@@ -118,7 +116,7 @@ func (r *churn) work(ctx context.Context) error {
 		return err
 	}
 
-	// Not silently, because the checkpoint after it would have to wait for the server to notice.
+	// Nobody falls silent here, because the last checkpoint would have to wait until the server notices.
 	for len(r.present) > 0 {
 		r.depart(len(r.present)-1, false)
 	}
@@ -126,11 +124,10 @@ func (r *churn) work(ctx context.Context) error {
 	return r.checkpoint(ctx, "empty")
 }
 
-// churn lets users come and go until the given time. When the clients cannot keep
-// up, it makes up for one second at most. A tab falls silent only if the server must
-// have noticed that by the time heard, so that the next checkpoint need not wait for
-// it. If heard is zero, no tab falls silent.
-func (r *churn) churn(ctx context.Context, until, heard time.Time) error {
+// churn lets users come and go until the given time. When the clients cannot keep up, it makes up for one second at
+// most. A tab falls silent only if the server must notice that before the time noticed, so that the next checkpoint need
+// not wait for it; if noticed is zero, tabs fall silent at any time.
+func (r *churn) churn(ctx context.Context, until, noticed time.Time) error {
 	defer r.enterPhase(r.enterPhase("churning"))
 
 	rate := r.cfg.Churn * float64(r.cfg.Users)
@@ -144,13 +141,13 @@ func (r *churn) churn(ctx context.Context, until, heard time.Time) error {
 			return err
 		}
 
-		// A driver that fell behind does not make up for all of it at once: that would be a storm, not a churn.
+		// A driver that fell behind does not make up for everything at once: that would be a storm, not a churn.
 		late := time.Now().Add(-time.Second)
 		if next.Before(late) {
 			next = late
 		}
 
-		silent := heard.IsZero() || time.Until(heard) > r.ghostBound()
+		silent := noticed.IsZero() || time.Until(noticed) > r.ghostBound()
 		if err := r.comeOrLeave(ctx, silent); err != nil {
 			return err
 		}
@@ -191,7 +188,7 @@ func (r *churn) come(ctx context.Context) error {
 
 	r.present = append(r.present, u)
 
-	// Tabs of a user are often on one page, where they must count once.
+	// Half of the next tabs are on the same page, where the user must count once.
 	page := r.drawPage()
 	for range 1 + r.rng.IntN(r.cfg.Tabs) {
 		if _, err := r.enter(ctx, u, page); err != nil {
@@ -208,8 +205,8 @@ func (r *churn) come(ctx context.Context) error {
 
 func (r *churn) drawPage() string { return r.pages[r.zipf.Uint64()] }
 
-// depart closes all tabs of a user. It remembers at most as many departed users as
-// may be present at once, and then forgets one of them.
+// depart closes all tabs of a user. It remembers departed users, at most as many as may be present at once; a further
+// one takes the place of another.
 func (r *churn) depart(i int, silent bool) {
 	u := r.present[i]
 	r.present = slices.Delete(r.present, i, i+1)
@@ -248,7 +245,7 @@ func (r *churn) stir(ctx context.Context, silent bool) error {
 	tabs := u.open()
 	tab := tabs[r.rng.IntN(len(tabs))]
 
-	// In equal parts, so that a run of seconds has some of each.
+	// All are equally likely, so that even a short run has some of each.
 	switch r.rng.IntN(4) {
 	case 0:
 		r.tally.Moved++
@@ -259,7 +256,7 @@ func (r *churn) stir(ctx context.Context, silent bool) error {
 		tab.reload()
 		return nil
 	case 2:
-		// Otherwise a tab is closed below, so that the number of tabs does not only grow.
+		// A user with all its tabs closes one below instead.
 		if len(tabs) < r.cfg.Tabs {
 			r.tally.TabsOpened++
 			_, err := r.enter(ctx, u, r.drawPage())

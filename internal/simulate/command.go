@@ -1,23 +1,19 @@
-// Package simulate is `headcount simulate`: it fills a running server with
-// WebSocket clients that come, leave, move, reload and die, knows at every
-// moment how many users really are on each page, and at checkpoints compares
-// that truth with what every client and every gateway says.
+// Package simulate is `headcount simulate`: it fills a running server with WebSocket clients that come, leave, move,
+// reload and die. It knows at every moment how many users really are on each page: the truth. At checkpoints it compares
+// the truth with what every client and every gateway says.
 //
-// It is a black box client: it knows the outside contract through package client and uses
-// none of the server's code, so it cannot repeat a mistake of that code.
+// It is a black box client: it knows the outside contract through package client and uses none of the server's code, so
+// it cannot repeat a mistake of that code.
 //
-// The count of the whole site, `*`, is checked against the count found at the
-// start plus this run's users. So nobody else should use the server meanwhile. If
-// `*` moves before the run has begun, the run does not check it, and the report
-// says so.
+// The count of the whole site, `*`, must be the count found at the start plus this run's users. So nobody else should
+// use the server meanwhile. If `*` moves before the run has begun, the run does not check it, and the report says so.
 //
-// Files, from the bottom up: page.go (which pages are allowed), socket.go (how connections
-// end), tab.go (one client and its reconnects), user.go (whose tab it is),
-// truth.go, crowd.go (all of them), checkpoint.go (truth against what is seen),
-// probe.go (latency), then the files that drive a crowd: churn.go, replay.go with
-// accesslog.go, scenarios.go. The scenario of counters that last has its own: tally.go
-// (the truth about one), calls.go (HTTP, tried until it is answered), subscriber.go,
-// lasting.go (those who change them), lastingcheck.go. command.go joins all parts, and report.go writes the report.
+// Files, from the bottom up: page.go (which pages are allowed), socket.go (how connections end), tab.go (one client and
+// its reconnects), user.go (whose tab it is), truth.go, crowd.go (all clients), checkpoint.go (the truth against what
+// clients hold), probe.go (latency), then the files that drive a crowd: churn.go, replay.go with accesslog.go,
+// scenarios.go. The scenario "counters" has files of its own: tally.go (the truth about one counter), quota.go (about one
+// limit), calls.go (HTTP calls, repeated until they are answered), subscriber.go, lasting.go (who changes counters),
+// lastingcheck.go. stay.go has the Crowd of tests. command.go joins all parts, and report.go writes the report.
 package simulate
 
 import (
@@ -78,7 +74,7 @@ func (c *Command) Help() string {
 		"completed, 2 when the flags cannot work."
 }
 
-// Bounds of the flags: beyond them one process is the wrong tool.
+// Bounds of the flags. For more than this, one process is the wrong tool.
 const (
 	maxPages = 20_000
 	maxTabs  = 100
@@ -86,10 +82,10 @@ const (
 )
 
 // Run does what the flags say. It writes the report to out and, while it works, its progress to progress. The error
-// wraps ErrSettings when the flags cannot work, and ErrWrong when a count was wrong. That ctx ends the run is no error;
-// the report says so. Run ends everything that it started before it returns.
+// wraps ErrSettings when the flags cannot work, and ErrWrong when a count was wrong. When ctx ends the run early, that
+// is no error, but the report says so. Run ends everything that it started before it returns.
 func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
-	// Before a log is read, which may take long.
+	// First, because plan may read a long log.
 	if err := c.check(); err != nil {
 		return err
 	}
@@ -106,7 +102,7 @@ func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
 		return err
 	}
 
-	// Before the first connection, since the report says what the run added to the server's use.
+	// Before the first connection, because the report says how much CPU and memory the run has cost the server.
 	server, err := newProcesses(c.PID)
 	if err != nil {
 		return fmt.Errorf("%w: --pid: %w: give the id of a running process", ErrSettings, err)
@@ -115,15 +111,15 @@ func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
 	crowd := newCrowd(c, p, server)
 	stop := crowd.showProgress(progress)
 	err = crowd.run(ctx)
-	// The progress goes on until all clients are gone, which may take seconds.
+	// Before the progress stops: all clients may take seconds to end.
 	crowd.close()
 	stop()
 
-	if err != nil && ctx.Err() != nil { // whatever it is, it comes of that
+	if err != nil && ctx.Err() != nil { // the end of ctx has caused the error, whatever it says
 		err = errInterrupted
 	}
 	if errors.Is(err, errNobody) && !c.JSON {
-		return fmt.Errorf("simulate: %w", err) // there is nothing to report to people
+		return fmt.Errorf("simulate: %w", err) // nothing has happened that a report could show
 	}
 	report := crowd.report(err)
 	if werr := report.write(out, c.JSON); werr != nil {
@@ -134,7 +130,7 @@ func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
 	if err != nil && !interrupted {
 		return fmt.Errorf("simulate: %w", err)
 	}
-	// Last: a run that broke off has compared too little to say that counts are wrong or right.
+	// After the errors: a run that ended early has compared too little to judge the counts.
 	if report.WrongCounts > 0 {
 		return fmt.Errorf("simulate: %w: %d, first: %s", ErrWrong, report.WrongCounts, report.Wrong[0])
 	}
@@ -150,7 +146,7 @@ func enoughFiles(need int) error {
 		return fmt.Errorf("simulate: read the limit of open files: %w", err)
 	}
 
-	if uint64(need) > uint64(limit.Cur) { // FreeBSD has it signed
+	if uint64(need) > uint64(limit.Cur) { // on FreeBSD Cur is signed
 		return fmt.Errorf("%w: --users, --tabs: the run needs up to %d open files and may open %d: "+
 			"give smaller numbers or raise `ulimit -Hn`", ErrSettings, need, limit.Cur)
 	}
@@ -162,17 +158,17 @@ func enoughFiles(need int) error {
 type plan struct {
 	scenario string   // as the report calls it
 	name     string   // of the run on the server: prefix of pages and token subjects
-	made     int      // how many pages are made for the run
-	pages    []string // every page that it will use, for the watchers: those, or those of a log
-	limit    int      // connections at once, at most, without those that every run needs
-	probing  bool     // whether latency probes join and leave beside it
+	made     int      // how many pages are made for the run; 0: the pages are those of a log
+	pages    []string // every page that the run will use
+	limit    int      // connections at once, at most; Run adds those that every run needs
+	probing  bool     // whether probes measure latency meanwhile
 	work     func(*crowd, context.Context) error
 }
 
-// topics are the pages and the whole site.
+// topics returns the pages and the whole site.
 func (p *plan) topics() []string { return append([]string{wholeSite}, p.pages...) }
 
-// plan chooses what to do; it reads the log when there is one.
+// plan returns what the flags ask for. With --replay it reads the log.
 func (c *Command) plan() (p plan, err error) {
 	scenario := cmp.Or(c.Scenario, "mixed")
 	if c.Replay != "" {
@@ -196,7 +192,7 @@ func (c *crowd) run(ctx context.Context) error {
 		return err
 	}
 
-	// Pages that are made for the run have names that nobody else uses.
+	// Nobody else uses pages that are made for the run, but there may be visitors on those of a log.
 	if c.made == 0 && len(c.pages) > 0 {
 		if err := c.expectEmpty(ctx); err != nil {
 			return err

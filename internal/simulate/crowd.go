@@ -19,14 +19,14 @@ import (
 	"headcount/client"
 )
 
-// A crowd is all clients of a run and the truth about them. The goroutine that
-// runs a plan drives it; the clients' goroutines only report to it.
+// A crowd has all clients of a run and the truth about them. Its driver is the goroutine that runs the plan; the
+// goroutines of clients only report to it.
 type crowd struct {
 	plan
 	cfg    *Command
 	rng    *rand.Rand // the driver's
 	truth  *truth
-	settle time.Duration // in which counts must be right
+	settle time.Duration // within which counts must be right
 	began  time.Time
 	result Report // what the driver adds to the report
 
@@ -37,38 +37,37 @@ type crowd struct {
 	dialing   chan struct{} // one value per handshake under way
 	heartbeat atomic.Int64  // from welcome, ns
 	phase     atomic.Pointer[string]
-	deaf      atomic.Bool // slow clients do not read
+	deaf      atomic.Bool // while it is set, slow clients do not read
 
-	baseline   int64 // of `*`, before the run
-	users      int   // made so far
+	baseline   int64 // the count of `*` before the run
+	users      int   // how many there were so far
 	probes     probes
 	background sync.WaitGroup // the watchdog
-	graves     []*socket      // vanished sockets that are open; the driver's
-	stop       chan struct{}  // closed to end it
+	graves     []*socket      // open sockets of clients that fell silent for ever; the driver's
+	stop       chan struct{}  // closed to end the watchdog
 
 	clients struct {
 		sync.Mutex
-		live map[*tab]struct{} // until run has returned
-		made uint64
+		live map[*tab]struct{} // whose run has not returned
+		made uint64            // how many there were so far
 		wait sync.WaitGroup
 	}
 
-	// ended is what departures and lost connections leave behind. No other lock is taken
-	// while its lock is held.
+	// ended has what departures and lost connections leave behind. Its lock is a leaf: who holds it takes no other lock.
 	ended struct {
 		sync.Mutex
 		quietAt      time.Time // when the server must have noticed all of them
-		disturbances int
-		failure      error
+		disturbances int       // how many there were so far
+		failure      error     // the newest one
 	}
 }
 
 const (
-	maxDials    = 256 // handshakes at once; more wait
-	maxGraves   = 512 // vanished sockets at once; more: the oldest is closed
-	silentExtra = 2 * time.Second
-	orphanExtra = 3 * time.Second
-	watchPages  = 99 // pages of one watcher, with `*` the 100 that a connection may have
+	maxDials    = 256             // handshakes at once; further ones wait
+	maxGraves   = 512             // at once; for a further one the oldest is closed
+	silentExtra = 2 * time.Second // that the contract adds for a silent connection
+	orphanExtra = 3 * time.Second // that the contract adds for the users of a dead gateway
+	watchPages  = 99              // pages of one watcher, with `*` the 100 that a connection may have
 )
 
 func newCrowd(cfg *Command, p plan, server *processes) *crowd {
@@ -90,7 +89,7 @@ func newCrowd(cfg *Command, p plan, server *processes) *crowd {
 		stop:    make(chan struct{}),
 	}
 	c.clients.live = map[*tab]struct{}{}
-	// Until the first welcome the server's default is assumed, because the watchdog needs an interval.
+	// The server's default; the first welcome brings the actual interval.
 	c.heartbeat.Store(int64(15 * time.Second))
 
 	c.enterPhase("connecting")
@@ -116,10 +115,10 @@ func (c *crowd) open(ctx context.Context) error {
 		return nil
 	}
 
-	// Every page is watched at every gateway, so that a checkpoint also sees gateways without visitors of a page.
+	// Every page has a watcher at every gateway, so that a checkpoint also sees gateways without visitors of a page.
 	for batch := range slices.Chunk(c.pages, watchPages) {
 		all := append(slices.Clone(batch), wholeSite)
-		for gateway := range c.cfg.URL { // watchers are nowhere
+		for gateway := range c.cfg.URL { // watchers are on no page
 			c.start(&tab{user: c.newUser(), watched: holdings(all)}, gateway)
 		}
 	}
@@ -148,12 +147,12 @@ func (c *crowd) enter(ctx context.Context, u *user, page string) (*tab, error) {
 	}
 
 	tab := &tab{user: u, joined: joining(page)}
-	// A part of them, because the count of the site changes all the time and would drown the others.
+	// Only some tabs, because the count of the site changes so often that it would be most of what they receive.
 	if c.clients.made%16 == 0 {
 		tab.watched = holdings([]string{wholeSite})
 	}
 
-	// Before the tab connects: a checkpoint waits until it is there, and must not compare before.
+	// Before the tab connects, because a checkpoint waits for all tabs before it compares.
 	c.truth.enter(u, page)
 
 	return c.start(tab, int(c.clients.made)%len(c.cfg.URL)), nil
@@ -177,7 +176,7 @@ func (c *crowd) newUser() *user {
 	return newUser(c.name + "-u" + strconv.Itoa(c.users))
 }
 
-// start runs a client, first on the gateway, until it leaves.
+// start runs a client until it leaves. It dials this gateway first.
 func (c *crowd) start(tab *tab, gateway int) *tab {
 	tab.crowd = c
 	tab.stays, tab.quit = context.WithCancel(context.Background())
@@ -203,11 +202,9 @@ func (c *crowd) forget(tab *tab) {
 	delete(c.clients.live, tab)
 }
 
-// makeRoom waits until one more client may start. A client that leaves needs a moment
-// to close, and without the wait a fast run would collect sockets.
+// makeRoom waits until one more client may start. Clients that are closing still have a socket, so they count.
 func (c *crowd) makeRoom(ctx context.Context) error {
 	for {
-		// Those that are still closing count, because each has a socket.
 		c.clients.Lock()
 		n := len(c.clients.live)
 		c.clients.Unlock()
@@ -236,7 +233,7 @@ func (c *crowd) close() {
 		tab.leave(closesFrame)
 	}
 
-	// A server that hangs answers no close frame, and the run must end all the same.
+	// A server that hangs answers no close frame, but the run must end.
 	late := time.AfterFunc(answerLimitOfClose/2, func() {
 		c.clients.Lock()
 		left := slices.Collect(maps.Keys(c.clients.live))
@@ -261,8 +258,7 @@ func (c *crowd) close() {
 	c.http.CloseIdleConnections()
 }
 
-// watchdog once a second looks for connections that are dead without knowing, and at
-// the server's memory.
+// watchdog samples the server's memory once a second, and ends connections over which nothing comes any more.
 func (c *crowd) watchdog() {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -272,7 +268,7 @@ func (c *crowd) watchdog() {
 		case <-c.stop:
 			return
 		case now := <-tick.C:
-			// A second more than the server promises, since a busy machine is no silent server.
+			// A second more than the server promises, because a busy machine delays it.
 			ask := c.heartbeatInterval() + time.Second
 			for _, tab := range c.everyone() {
 				tab.cut(now, ask, ask+c.cfg.PongTimeout)
@@ -282,10 +278,9 @@ func (c *crowd) watchdog() {
 	}
 }
 
-// bury keeps the socket of a vanished client open to the end of the run, when the server
-// has long given up on it.
+// bury keeps the socket of a client that fell silent open until the end of the run.
 func (c *crowd) bury(s *socket) {
-	// The oldest one has been silent longest, so the server has most likely given it up.
+	// The server has most likely given up the oldest one.
 	if len(c.graves) == maxGraves {
 		c.graves[0].fin()
 		c.graves = c.graves[1:]
@@ -294,8 +289,8 @@ func (c *crowd) bury(s *socket) {
 	c.graves = append(c.graves, s)
 }
 
-// disturb notes that counts may move for another d, because a user left or has to
-// come back. Checkpoints wait for that time.
+// disturb notes that counts may change for another d, because a user has left or has to come back. Checkpoints wait for
+// that.
 func (c *crowd) disturb(d time.Duration) {
 	c.ended.Lock()
 	defer c.ended.Unlock()
@@ -303,7 +298,7 @@ func (c *crowd) disturb(d time.Duration) {
 	c.ended.disturbances++
 
 	at := time.Now().Add(d)
-	// A later disturbance may be over earlier: a leave ends sooner than a silence.
+	// A later disturbance may be over earlier: a leave is noticed sooner than a silence.
 	if at.After(c.ended.quietAt) {
 		c.ended.quietAt = at
 	}
@@ -317,14 +312,14 @@ func (c *crowd) quiet() (at time.Time, disturbances int) {
 	return c.ended.quietAt, c.ended.disturbances
 }
 
-// dropped notes a connection that the run did not end. If its gateway died, the
-// user's old presence lasts until the presence node notices.
+// dropped notes a connection that the run did not end. If its gateway has died, its user stays counted until the
+// presence nodes notice that.
 func (c *crowd) dropped() {
 	c.stats.drops.Add(1)
 	c.disturb(max(c.cfg.PresenceTimeout+orphanExtra, c.cfg.LeaveGrace))
 }
 
-// ghostBound returns how long a silent connection may be counted.
+// ghostBound returns how long the user of a silent connection may stay counted.
 func (c *crowd) ghostBound() time.Duration {
 	return c.heartbeatInterval() + c.cfg.PongTimeout + c.cfg.LeaveGrace + silentExtra
 }
@@ -353,9 +348,9 @@ var (
 		"leave --jwt-secret out, or start the server with it")
 )
 
-// hopeless returns an error when every dial has failed and further dials would, too.
+// hopeless returns an error when every dial has failed and further ones would fail, too.
 func (c *crowd) hopeless() error {
-	// Once a connection was open, a failure is a passing one.
+	// After a successful dial a failure is temporary.
 	if c.stats.connects.Load() > 0 {
 		return nil
 	}
@@ -380,10 +375,10 @@ func (c *crowd) hopeless() error {
 	return nil
 }
 
-// wrong notes that the server broke its contract.
+// wrong notes that the server has broken its contract.
 func (c *crowd) wrong(format string, args ...any) { c.faults.add(format, args...) }
 
-// learn takes over heartbeat_ms. An hour is the most that is believed.
+// learn stores the server's heartbeat_ms. More than an hour is wrong.
 func (c *crowd) learn(beat time.Duration) {
 	if beat <= 0 || beat > time.Hour {
 		c.wrong("heartbeat_ms is %d", beat.Milliseconds())
@@ -405,14 +400,13 @@ func (c *crowd) dialSlot(ctx context.Context) (free func(), err error) {
 	}
 }
 
-// config returns where and as whom a connection is opened, or a call is made: as the user with that name, where the
-// server has tokens, else as the one with that id.
+// config returns the configuration of a connection or call to a gateway. With tokens it is that of the user with a name,
+// and without them that of the user with an id.
 func (c *crowd) config(gateway, name, id string) (cfg client.Config, err error) {
 	cfg = client.Config{URL: gateway, Site: c.cfg.Site, HTTP: c.http}
 	if c.cfg.JWTSecret == "" {
 		cfg.ID = id
 		return cfg, nil
-
 	}
 
 	cfg.Token, err = c.token(name)
@@ -420,7 +414,7 @@ func (c *crowd) config(gateway, name, id string) (cfg client.Config, err error) 
 }
 
 func (c *crowd) token(subject string) (string, error) {
-	// For a day, which is longer than any run, so that no token ends on the way.
+	// A day is longer than any run, so no token expires during one.
 	token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.RegisteredClaims{
 		Subject:   subject,
 		IssuedAt:  jwt.NewNumericDate(time.Now()),
@@ -428,12 +422,12 @@ func (c *crowd) token(subject string) (string, error) {
 	}).SignedString([]byte(c.cfg.JWTSecret))
 	if err != nil {
 		return "", fmt.Errorf("sign a token: %w", err)
-
 	}
+
 	return token, nil
 }
 
-// exitWay draws how a tab leaves; without silent nobody vanishes.
+// exitWay draws how a tab leaves. The tab falls silent only if that is permitted.
 func (c *crowd) exitWay(silent bool) exit {
 	if c.rng.Float64() >= c.cfg.KillFraction {
 		return []exit{leaveFrame, closesFrame}[c.rng.IntN(2)]

@@ -56,15 +56,15 @@ func TestFramesOfCountersAreJudged(t *testing.T) {
 		},
 		"another kind": {
 			told(frame(3, 1), frame(3, 2)), func(l *client.Counter) { l.Kind = "unique" },
-			"something else than a counter",
+			"a frame that cannot be of this counter",
 		},
-		"below the floor": {told(frame(3, 1), frame(-1, 2)), nil, "something else than a counter"},
+		"below the floor": {told(frame(3, 1), frame(-1, 2)), nil, "a frame that cannot be of this counter"},
 		"another's like": {
 			told(frame(3, 2)), func(l *client.Counter) { l.Mine = false }, `"mine":false; the truth is true`,
 		},
 		"nobody asked for it": {
 			told(frame(3, 1), frame(3, 2)), func(l *client.Counter) { l.Key = "likes:2" },
-			"a subscriber who did not ask for it",
+			"received it without a subscription",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -17,24 +17,21 @@ import (
 	"headcount/client"
 )
 
-// The scenario "counters" is about counters that last, as the server's built-in rules
-// have them. Most of the users are servers with an API key, which increment,
-// decrement, send batches, fight for stock and edit sets. The others are fans, who
-// vote and like. All of them repeat what was not answered, with the same
-// Idempotency-Key, until it is answered; and sometimes what was answered. Of the calls
-// that have a key, --kill-fraction is cut off by the client itself. --pages is the
-// number of counters of each rule.
+// lastingRun is the scenario "counters", about counters of the server's built-in rules. Most of its users are servers
+// with an API key: they increment, decrement, send batches, compete for stock and edit sets. The others are fans, who
+// vote and like. All of them repeat a call with the same Idempotency-Key until it is answered, and sometimes once more.
+// Of the calls with a key, the client itself cuts off --kill-fraction. --pages is the number of counters of each rule.
 //
-// So at a checkpoint, when nothing is under way, the value of every counter is the sum
-// of all changes that were acknowledged. Servers may be killed and started again at
-// any time: a 503 and a lost connection are no faults, but delays.
+// So at a checkpoint, when no call is under way, the value of every counter is the sum of all changes that were
+// acknowledged. The servers may be killed and started again at any time: a 503 or a lost connection is no fault, but a
+// delay.
 type lastingRun struct {
 	*crowd
 	web   *http.Client // of the calls
 	calls callStats
 
 	sums, stocks, sets []*tally
-	views, votes       []*tally // of sums: what only grows, what fans may increment
+	views, votes       []*tally // of the sums: those that only grow, and those that fans may increment
 	all                []*tally
 	quotas             []*quota
 	workers            []*worker
@@ -42,9 +39,9 @@ type lastingRun struct {
 	subscribers        []*subscriber
 	fail               func(error) // ends the run
 
-	gate     sync.RWMutex // held for reading while a call is under way; a checkpoint takes it
+	gate     sync.RWMutex // held for reading while a call is under way, and for writing by checkpoints
 	failures int64        // at the last checkpoint; the driver's
-	deleting atomic.Bool  // the run is over and takes its counters away
+	deleting atomic.Bool  // the run is over and deletes its counters
 }
 
 const (
@@ -52,15 +49,15 @@ const (
 	fanPause    = 150 * time.Millisecond
 	remembered  = 16        // changes that a worker may repeat later
 	membersEach = 3         // of a worker
-	far         = 1<<53 + 1 // the first change of one counter: beyond what a float holds
+	far         = 1<<53 + 1 // the first change of one counter, which no float64 holds exactly
 )
 
-// prefixes of the keys of one rule each, and their kinds.
+// lastingKinds are the rules of the counters: the prefix of their keys, and their kind.
 var lastingKinds = []struct{ prefix, kind string }{
 	{"views:", "sum"}, {"votes:", "sum"}, {"", "sum"}, {"likes:", "members"}, {"stock:", "exact"},
 }
 
-// lastingConns is how many connections the scenario needs at once, at most.
+// lastingConns returns how many connections the scenario needs at once, at most.
 func lastingConns(cfg *Command) int {
 	return 2*cfg.Users + len(cfg.URL)*(len(lastingKinds)*cfg.Pages/watchPages+1) + cfg.Users/4
 }
@@ -69,7 +66,7 @@ func (c *crowd) lasting(ctx context.Context) error {
 	r := &lastingRun{crowd: c}
 
 	err := r.work(ctx)
-	// Watchers are users to the crowd, but the report is about those who change counters.
+	// The crowd counts subscribers as users, but the report is about users who change counters.
 	c.users = c.cfg.Users
 
 	var problem *client.Error
@@ -85,9 +82,9 @@ func (c *crowd) lasting(ctx context.Context) error {
 	return err
 }
 
-// open makes the tallies and those who move them, and starts those who watch them.
+// open makes the tallies and the workers, and starts the subscribers.
 func (r *lastingRun) open() {
-	// A worker has one call at a time, so a connection each is kept.
+	// A connection for each worker, because a worker has one call at a time.
 	transport := &http.Transport{MaxIdleConnsPerHost: r.cfg.Users + getsAtOnce}
 	r.web = &http.Client{Timeout: answerTimeout, Transport: transport}
 
@@ -109,7 +106,7 @@ func (r *lastingRun) open() {
 	r.openQuotas()
 
 	for i := range r.cfg.Users {
-		// Random numbers of its own for each, so that a seed repeats a run whichever worker gets its turn first.
+		// Each worker has random numbers of its own, so that they do not depend on the order of workers.
 		w := &worker{lastingRun: r, number: i, rng: rand.New(rand.NewPCG(r.cfg.Seed, uint64(i+1)))}
 
 		set := r.sets[i%len(r.sets)]
@@ -118,7 +115,7 @@ func (r *lastingRun) open() {
 			like := &membership{t: set, name: client.Me}
 			w.fan = r.newUser()
 			w.members = []*membership{like}
-			// A fan needs a connection, which brings its identity.
+			// A fan gets its identity over its connection.
 			r.fans = append(r.fans, r.subscribe(w.fan, like, set, r.votes[i%len(r.votes)]))
 		} else {
 			for n := range membersEach {
@@ -129,7 +126,7 @@ func (r *lastingRun) open() {
 		r.workers = append(r.workers, w)
 	}
 
-	// Each counter is watched once for each gateway, so that a gateway that lags is found.
+	// Each counter has a subscriber for each gateway, so that a gateway that lags is found.
 	for batch := range slices.Chunk(r.all, watchPages) {
 		for range r.cfg.URL {
 			r.subscribe(r.newUser(), nil, batch...)
@@ -137,7 +134,7 @@ func (r *lastingRun) open() {
 	}
 }
 
-// subscribe has a user watch counters: a fan with a like, or with the API key.
+// subscribe starts a subscriber: a fan, if like is set, or a user with the API key.
 func (r *lastingRun) subscribe(u *user, like *membership, tallies ...*tally) *tab {
 	s := &subscriber{run: r, like: like, held: map[string]client.Counter{}, tallies: map[string]*tally{}}
 	for _, t := range tallies {
@@ -154,7 +151,6 @@ func (r *lastingRun) work(ctx context.Context) error {
 
 	group, ctx := errgroup.WithContext(ctx)
 	r.open()
-
 	defer r.web.CloseIdleConnections()
 
 	err := r.awaitPlaces(ctx, r.fans)
@@ -162,8 +158,7 @@ func (r *lastingRun) work(ctx context.Context) error {
 		err = r.drive(ctx, group)
 	}
 
-	// Whatever ended the run, the workers end before its counters are looked at again.
-	r.fail(nil)
+	r.fail(nil) // ends the workers, whatever has ended the run
 	if failure := group.Wait(); failure != nil && !errors.Is(failure, context.Canceled) {
 		return failure
 	}
@@ -171,9 +166,9 @@ func (r *lastingRun) work(ctx context.Context) error {
 	return err
 }
 
-// drive has the workers change counters in rounds, and looks after each.
+// drive lets the workers change counters in rounds, with a checkpoint after each.
 func (r *lastingRun) drive(ctx context.Context, group *errgroup.Group) error {
-	// Before the others begin: a value that no float holds exactly shows a server that computes with floats.
+	// A value that no float64 holds exactly finds a server that computes with floats.
 	first := r.workers[0]
 	if err := first.adjust(ctx, r.sums[len(r.sums)-1], far); err != nil {
 		return err
@@ -194,7 +189,7 @@ func (r *lastingRun) drive(ctx context.Context, group *errgroup.Group) error {
 			return err
 		}
 
-		// Only the rounds count; checkpoints between them have calls of their own.
+		// Only the rounds count, because checkpoints make calls of their own.
 		r.result.Figures["calls_per_s"] += float64(r.calls.answered.Load() - before)
 
 		worked += round
@@ -214,7 +209,7 @@ func (r *lastingRun) drive(ctx context.Context, group *errgroup.Group) error {
 	return r.clear(ctx)
 }
 
-// sum writes the figures.
+// sum adds the figures to the report.
 func (r *lastingRun) sum() {
 	r.result.Figures["calls"] = float64(r.calls.answered.Load())
 	r.result.Figures["p50_ms"] = r.calls.latency.ms(0.5)
@@ -237,7 +232,7 @@ func (r *lastingRun) sum() {
 // busy acts until ctx ends.
 func (w *worker) busy(ctx context.Context) error {
 	for {
-		// For each call anew, so that a checkpoint gets its turn between two of them.
+		// Locked for each call anew, so that a checkpoint can begin between two of them.
 		w.gate.RLock()
 		err := ctx.Err()
 		if err == nil {
@@ -245,7 +240,7 @@ func (w *worker) busy(ctx context.Context) error {
 		}
 		w.gate.RUnlock()
 
-		// An error at the end of the run comes of that end.
+		// The end of the run has caused the error.
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -255,16 +250,16 @@ func (w *worker) busy(ctx context.Context) error {
 	}
 }
 
-// A worker is a server that changes counters, one call at a time, or a fan: a user without API key, whose identity
-// comes with its first WebSocket connection, so that all its calls are made as one user.
+// A worker changes counters, one call at a time. It is a server, or a fan: a user without API key, who gets an identity
+// with its first WebSocket connection and makes all its calls as that user.
 type worker struct {
 	*lastingRun
 	fan     *user // nil: it is a server
 	number  int
 	rng     *rand.Rand
-	made    int
+	made    int // how many Idempotency-Keys it has made
 	members []*membership
-	past    []change // at most remembered
+	past    []change // that it may repeat, at most remembered
 }
 
 // A membership is whether a member is in a set. One worker changes it, and a checkpoint
@@ -272,7 +267,7 @@ type worker struct {
 type membership struct {
 	t    *tally
 	name string
-	in   bool // the truth
+	in   bool // the member is in the set
 }
 
 // A change is a request and what it does to counters.
@@ -286,14 +281,14 @@ type part struct {
 	delta int64
 }
 
-// pick draws a counter; the first ones most often.
+// pick draws a counter, the first ones most often.
 func (w *worker) pick(of []*tally) *tally {
 	// The square of a fraction is small more often than large.
 	at := w.rng.Float64()
 	return of[int(at*at*float64(len(of)))]
 }
 
-// act does one thing that a worker does.
+// act makes one random call.
 func (w *worker) act(ctx context.Context) error {
 	n := w.rng.IntN(100)
 	if w.fan != nil {
@@ -323,15 +318,14 @@ func (w *worker) act(ctx context.Context) error {
 	}
 }
 
-// delta draws one for a sum. Views only grow.
+// delta draws a change of a sum.
 func (w *worker) delta(t *tally) int64 {
 	delta := 1 + w.rng.Int64N(5)
-	// The rule of views permits no decrement.
+	// The rule of views permits no decrements.
 	if slices.Contains(w.views, t) || w.rng.IntN(3) > 0 {
 		return delta
 	}
 	return -1 - w.rng.Int64N(5)
-
 }
 
 // once returns an Idempotency-Key that no other call has.
@@ -366,7 +360,7 @@ func (w *worker) adjust(ctx context.Context, t *tally, delta int64) error {
 	return w.change(ctx, change{q, []part{{t, delta}}})
 }
 
-// restock raises a stock: somebody has found something.
+// restock raises a stock.
 func (w *worker) restock(ctx context.Context, t *tally) error {
 	n := 5 + w.rng.Int64N(20)
 	if w.rng.IntN(4) == 0 {
@@ -375,8 +369,8 @@ func (w *worker) restock(ctx context.Context, t *tally) error {
 	return w.add(ctx, t, n)
 }
 
-// batch changes several counters in one call: sums, or stocks, of which all are lowered or none. All sums move in one
-// direction, so that no counter ends where it began.
+// batch changes several counters in one call: sums, or stocks, of which it lowers all or none. All changes of a batch
+// have the same sign, so that none cancels another.
 func (w *worker) batch(ctx context.Context) error {
 	of := w.sums
 	sign := int64(1)
@@ -393,7 +387,7 @@ func (w *worker) batch(ctx context.Context) error {
 
 	var parts []part
 	var changes []client.Change
-	// A key may be drawn twice, as a shop's order may have a line twice.
+	// A key may occur twice, as an article may in an order.
 	for range 1 + w.rng.IntN(8) {
 		p := part{w.pick(of), sign * (1 + w.rng.Int64N(most))}
 		parts = append(parts, p)
@@ -407,18 +401,17 @@ func (w *worker) batch(ctx context.Context) error {
 	return w.change(ctx, change{call{name: name, once: w.once(), do: do}, parts})
 }
 
-// join takes a member into its set, or out of it, or repeats what is so already.
+// join adds a member to its set or removes it. Sometimes the member is in or out already.
 func (w *worker) join(ctx context.Context, m *membership) error {
 	in := !m.in
-	// A member that is added twice counts once, which only a repetition can show.
+	// A member that is added twice must count once.
 	if w.rng.IntN(8) == 0 {
 		in = m.in
 	}
 
 	c := change{toggle(m.t, m.name, in), []part{{m.t, toggled(m.in, in)}}}
 	c.who = w.fan
-	// Before the call: it is repeated until it is answered, so it will be so.
-	m.in = in
+	m.in = in // already now, because the call is repeated until it is answered
 
 	return w.change(ctx, c)
 }
@@ -440,7 +433,7 @@ func toggle(t *tally, member string, in bool) call {
 	})
 }
 
-// toggled returns by how much a set grows.
+// toggled returns by how much the set grows when a member's state changes.
 func toggled(from, to bool) int64 {
 	if from == to {
 		return 0
@@ -451,7 +444,7 @@ func toggled(from, to bool) int64 {
 	return -1
 }
 
-// edit has all members of the worker join or leave in one call.
+// edit makes all members of the worker join or leave in one call.
 func (w *worker) edit(ctx context.Context) error {
 	var lists [2][]string // those who leave, those who join
 	delta := int64(0)
@@ -489,7 +482,7 @@ func (w *worker) change(ctx context.Context, c change) error {
 			return err
 		}
 
-		// Over all rounds of this loop: one try without an answer stays possible until the change is made.
+		// A try without an answer, in any round of this loop, may still be made until the change is made.
 		unknown = unknown || got.unknown
 		if got.conflict != nil {
 			w.calls.refused.Add(1)
@@ -499,8 +492,8 @@ func (w *worker) change(ctx context.Context, c change) error {
 				return err
 			}
 			if unknown {
-				// A try that was not answered may still be on its way, and may find
-				// more stock than this one. So the change is repeated until it is made.
+				// A try without an answer may still be on its way and find more stock than this one. So the change is
+				// repeated until it is made.
 				if err := w.restock(ctx, short.t); err != nil {
 					return err
 				}
@@ -513,7 +506,7 @@ func (w *worker) change(ctx context.Context, c change) error {
 			return err
 		}
 		if got.replay && !unknown {
-			w.wrong("%s: the answer calls it a repetition, and it was sent once", c.name)
+			w.wrong("%s: the answer calls it a repetition, but it was sent once", c.name)
 		}
 
 		for _, p := range c.parts {
@@ -530,7 +523,7 @@ func (w *worker) change(ctx context.Context, c change) error {
 
 // short finds the part of a change that its floor refused.
 func (w *worker) short(got reply, c change) (part, error) {
-	// Summed up in the order of the batch, because a counter may be in it several times.
+	// A counter may be in a batch several times, so the changes are added up in their order.
 	at := map[string]int64{} // where each part leaves its counter
 	for _, p := range c.parts {
 		at[p.t.key] += p.delta
@@ -541,12 +534,12 @@ func (w *worker) short(got reply, c change) (part, error) {
 	return part{}, unexpected(c.name, got.conflict)
 }
 
-// refuse checks that a change had to be refused, and takes it back.
+// refuse checks that a change had to be refused, and records that it was not made.
 func (w *worker) refuse(ctx context.Context, c change, moments []moment, short part) error {
 	at := slices.IndexFunc(c.parts, func(p part) bool { return p.t == short.t })
-	// Only what cannot have been refused at any moment is wrong; other workers changed the stock meanwhile.
+	// Other workers change the stock meanwhile, so a refusal is wrong only if no moment explains it.
 	if short.t.fits(moments[at]) && short.t.doubt() {
-		w.wrong("counter %q: a change by %d was refused, and there was enough all the time", short.t.key, short.delta)
+		w.wrong("counter %q: a change by %d was refused, but there was enough all the time", short.t.key, short.delta)
 	}
 
 	for _, p := range c.parts {
@@ -573,10 +566,10 @@ func (w *worker) judge(c change, moments []moment, got reply) error {
 	return nil
 }
 
-// bounded checks a value that was read after a moment. When it was changed in between,
-// the version must have grown.
+// bounded checks an answer of after a moment: its value must be possible since then. If its call has changed the
+// counter, the version must have grown.
 func (r *lastingRun) bounded(t *tally, since moment, l *client.Counter, changed bool) {
-	// An approximate value may lag, so no bounds hold for it.
+	// A value that is not exact may lag.
 	if !l.Exact {
 		return
 	}
@@ -597,7 +590,7 @@ func (w *worker) remember(c change) {
 		w.past = append(w.past, c)
 		return
 	}
-	// A random one, so that old changes are repeated as well as new ones.
+	// It replaces a random one, so that both old and new changes are repeated.
 	w.past[w.rng.IntN(remembered)] = c
 }
 
@@ -619,7 +612,7 @@ func (w *worker) again(ctx context.Context) error {
 	}
 
 	if got.conflict == nil && !got.replay {
-		w.wrong("%s: a change that was answered was repeated with its Idempotency-Key, and made once more", c.name)
+		w.wrong("%s: an answered change was repeated with its Idempotency-Key, and the server made it again", c.name)
 		return nil
 	}
 
@@ -632,7 +625,7 @@ func (w *worker) again(ctx context.Context) error {
 
 // look reads a counter while it moves.
 func (w *worker) look(ctx context.Context, t *tally, exact bool) error {
-	// Before the read: what was acknowledged by then must be in the value.
+	// Taken before the read: its value must include what was acknowledged by then.
 	since := t.now()
 	l, err := w.read(ctx, w.rng, t, exact)
 	if err != nil {
@@ -648,7 +641,7 @@ func (w *worker) look(ctx context.Context, t *tally, exact bool) error {
 	return nil
 }
 
-// visit has a fan vote or like.
+// visit lets a fan vote or like.
 func (w *worker) visit(ctx context.Context) error {
 	if err := sleep(ctx, fanPause/2+rand.N(fanPause)); err != nil {
 		return err

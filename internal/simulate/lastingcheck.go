@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -21,17 +20,16 @@ const (
 // checkpoint compares the truth with the server. It has two stages:
 //
 //   - quiet: no call begins any more, and it waits until all calls are answered.
-//   - settling: exact reads, ledgers, sets, limits and sums over prefixes must be right at
-//     once. What subscribers hold and what reads say that may lag must be right
-//     within 10 s, which begin anew when a connection was lost or the store was away.
+//   - settling: exact reads, ledgers, sets, limits and sums over prefixes must be right at once. Reads that may lag, and
+//     the values that subscribers hold, must be right within 10 s, which begin anew when a connection was lost or the
+//     store was away.
 //
-// A wrong value is reported once: the run goes on from it. rest ends the work, at the
-// final checkpoint.
+// A wrong value is reported once: from then on it counts as right. At the final checkpoint rest ends the workers.
 func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) error {
 	defer r.enterPhase(r.enterPhase("checkpoint " + name))
 	began := time.Now()
 
-	// Calls hold the gate for reading, so this waits for those under way, and keeps new ones out.
+	// Waits for the calls under way, which hold the gate for reading, and keeps new ones out.
 	r.gate.Lock()
 	defer r.gate.Unlock()
 
@@ -39,7 +37,7 @@ func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) e
 		return fmt.Errorf("interrupted: %w", context.Cause(ctx))
 	}
 
-	// While the gate is closed, so that no worker begins another call.
+	// While the gate is locked, so that no worker begins another call.
 	if name == "final" {
 		rest()
 	}
@@ -54,19 +52,36 @@ func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) e
 		QuietMS:  quiet.Sub(began).Milliseconds(),
 	}
 
-	// Exact values and members must be right at once.
-	var gets atomic.Int64
+	gets, err := r.checkExact(ctx)
+	if err == nil {
+		err = r.converge(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("checkpoint %s: %w", name, err)
+	}
 
+	after, _ := r.faults.get()
+	failures := r.calls.failures() + r.stats.drops.Load()
+	cp.Failures = failures - r.failures
+	r.failures = failures
+	cp.Gets = gets
+	cp.Wrong = after - before
+	cp.AtS = time.Since(r.began).Seconds()
+	cp.SettleMS = time.Since(quiet).Milliseconds()
+
+	r.result.Checkpoints = append(r.result.Checkpoints, cp)
+	return nil
+}
+
+// checkExact checks everything that must be right at once, and returns how many values and members it has read.
+func (r *lastingRun) checkExact(ctx context.Context) (gets int, err error) {
 	group, gctx := errgroup.WithContext(ctx)
 	group.SetLimit(getsAtOnce)
 	look := func(what func(ctx context.Context, rng *rand.Rand) error) {
-		// A source each, because the goroutines run at once, and seeded from the driver's, so that a seed repeats a
-		// run.
+		gets++
+		// Each goroutine has a source of its own. It is seeded from the driver's, so that a seed repeats a run.
 		rng := rand.New(rand.NewPCG(r.rng.Uint64(), 0))
-		group.Go(func() error {
-			gets.Add(1)
-			return what(gctx, rng)
-		})
+		group.Go(func() error { return what(gctx, rng) })
 	}
 
 	for _, t := range r.all {
@@ -77,7 +92,7 @@ func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) e
 			look(func(ctx context.Context, rng *rand.Rand) error {
 				err := r.checkMember(ctx, rng, m, m.name, w.fan)
 				if err == nil && w.fan != nil {
-					err = r.checkMember(ctx, rng, m, w.fan.called(), nil) // the API key asks by the fan's name
+					err = r.checkMember(ctx, rng, m, w.fan.called(), nil) // with the API key, by the fan's name
 				}
 				return err
 			})
@@ -85,7 +100,7 @@ func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) e
 	}
 
 	if err := group.Wait(); err != nil {
-		return fmt.Errorf("checkpoint %s: %w", name, err)
+		return gets, err
 	}
 
 	for _, q := range r.quotas {
@@ -93,30 +108,16 @@ func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) e
 	}
 	for i := range lastingKinds {
 		if err := r.checkSum(ctx, i); err != nil {
-			return fmt.Errorf("checkpoint %s: %w", name, err)
+			return gets, err
 		}
 	}
 
-	if err := r.converge(ctx); err != nil {
-		return fmt.Errorf("checkpoint %s: %w", name, err)
-	}
-
-	after, _ := r.faults.get()
-	failures := r.calls.failures() + r.stats.drops.Load()
-	cp.Failures = failures - r.failures
-	r.failures = failures
-	cp.Gets = int(gets.Load())
-	cp.Wrong = after - before
-	cp.AtS = time.Since(r.began).Seconds()
-	cp.SettleMS = time.Since(quiet).Milliseconds()
-
-	r.result.Checkpoints = append(r.result.Checkpoints, cp)
-	return nil
+	return gets, nil
 }
 
-// checkValue compares the exact value, at as many gateways as there are, and the ledger.
+// checkValue compares the exact value, with one read for each gateway, and the ledger.
 func (r *lastingRun) checkValue(ctx context.Context, rng *rand.Rand, t *tally) error {
-	// Each read goes to a random gateway, so most of them are asked.
+	// Each read goes to a random gateway, so that most gateways are asked.
 	for range r.cfg.URL {
 		since := t.now()
 		l, err := r.read(ctx, rng, t, true)
@@ -124,23 +125,22 @@ func (r *lastingRun) checkValue(ctx context.Context, rng *rand.Rand, t *tally) e
 			return err
 		}
 		if want := t.value(); l.Value != want {
-			t.doubt() // it is named here
+			t.doubt() // so that later answers do not report it again
 			r.wrong("counter %q: its exact value is %d; the acknowledged changes are %d", t.key, l.Value, want)
 			t.correct(l.Value)
 		}
 		r.bounded(t, since, &l, false)
 	}
 
-	// From here on an answer is judged by the value that was just read.
-	t.trust()
+	t.trust() // later answers are judged by the value that was just read
 	if t.kind == "exact" {
 		return r.checkLedger(ctx, rng, t)
 	}
 	return nil
 }
 
-// checkLedger reads what is new in a ledger. It must begin where the last checkpoint
-// ended, and add up to the value, with the changes that were acknowledged.
+// checkLedger reads the new entries of a ledger. They must begin where the last checkpoint ended, add up to the value,
+// and be as many as the changes that were acknowledged.
 func (r *lastingRun) checkLedger(ctx context.Context, rng *rand.Rand, t *tally) error {
 	for {
 		var entries []client.Entry
@@ -161,7 +161,7 @@ func (r *lastingRun) checkLedger(ctx context.Context, rng *rand.Rand, t *tally) 
 			break
 		}
 
-		// A next that does not go on would have this loop read the same page for ever.
+		// With such a next the loop would read the same page for ever.
 		if len(entries) == 0 || next != t.read {
 			return fmt.Errorf("%w: the ledger of %s: next is %d after entry %d", errUnexpected, t.key, next, t.read)
 		}
@@ -199,12 +199,12 @@ func (r *lastingRun) checkEntry(t *tally, e client.Entry) {
 		r.wrong("counter %q: entry %d of its ledger has no time", t.key, e.Seq)
 	}
 
-	// After a fault the next entry is compared with this one, so that one gap is reported once.
+	// The next entry is compared with this one even after a fault, so that each gap is reported once.
 	t.read = e.Seq
 	t.after = e.After
 }
 
-// possible reports whether the operation of an entry goes with its sign, its reason and who made it.
+// possible reports whether the operation of an entry can have its sign, its reason and its author.
 func possible(e client.Entry) bool {
 	explained := e.Reason != "" && e.By != ""
 	switch e.Op {
@@ -218,7 +218,7 @@ func possible(e client.Entry) bool {
 	return false
 }
 
-// checkMember asks whether a member is in a set, by that name; as a fan, or with the API key.
+// checkMember asks whether a member is in its set, under a name: as the fan who, or with the API key.
 func (r *lastingRun) checkMember(ctx context.Context, rng *rand.Rand, m *membership, name string, who *user) error {
 	call := fmt.Sprintf("GET of member %q of %s", name, m.t.key)
 	q := one(call, func(ctx context.Context, api *client.API) (client.Counter, error) {
@@ -237,9 +237,9 @@ func (r *lastingRun) checkMember(ctx context.Context, rng *rand.Rand, m *members
 // checkSum compares the sum over all counters of one rule.
 func (r *lastingRun) checkSum(ctx context.Context, kind int) error {
 	want := int64(0)
-	least := 0 // counters that exist for sure
+	least := 0 // counters that must exist
 	most := r.cfg.Pages
-	// open has made them in the order of kinds.
+	// r.all is in the order of lastingKinds.
 	for _, t := range r.all[kind*r.cfg.Pages : (kind+1)*r.cfg.Pages] {
 		want += t.value()
 		if t.touched() {
@@ -253,9 +253,7 @@ func (r *lastingRun) checkSum(ctx context.Context, kind int) error {
 		sum, err = api.Aggregate(ctx, match)
 		return err
 	})
-	_, err := r.ask(ctx, r.rng, q)
-
-	if err != nil {
+	if _, err := r.ask(ctx, r.rng, q); err != nil {
 		return err
 	}
 
@@ -266,7 +264,7 @@ func (r *lastingRun) checkSum(ctx context.Context, kind int) error {
 	return nil
 }
 
-// converge waits until all subscribers, and reads that may lag, have the truth.
+// converge waits until all subscribers and reads that may lag have the truth.
 func (r *lastingRun) converge(ctx context.Context) error {
 	failures := r.calls.failures() + r.stats.drops.Load()
 	began := time.Now()
@@ -285,7 +283,7 @@ func (r *lastingRun) converge(ctx context.Context) error {
 		}
 
 		now := r.calls.failures() + r.stats.drops.Load()
-		// The time begins anew after a failure, but not for ever: a server that fails again and again is wrong.
+		// After a failure the time begins anew, but not for ever: a server that fails again and again is wrong.
 		if now != failures && time.Since(began) < placeLimit {
 			failures = now
 			since = time.Now()
@@ -302,7 +300,7 @@ func (r *lastingRun) converge(ctx context.Context) error {
 	}
 }
 
-// readAll compares reads of many counters at a time.
+// readAll reads all counters, many with each call, and compares them.
 func (r *lastingRun) readAll(ctx context.Context, wrong *faults) error {
 	for batch := range slices.Chunk(r.all, severalKeys) {
 		keys := make([]string, len(batch))
@@ -315,7 +313,6 @@ func (r *lastingRun) readAll(ctx context.Context, wrong *faults) error {
 			return api.Counters(ctx, keys...)
 		}
 		got, err := r.ask(ctx, r.rng, call{name: name, do: do})
-
 		if err != nil {
 			return err
 		}
@@ -346,9 +343,7 @@ func (r *lastingRun) clear(ctx context.Context) error {
 			q := other("DELETE of "+t.key, func(ctx context.Context, api *client.API) error {
 				return api.Delete(ctx, t.key)
 			})
-			_, err := r.ask(ctx, rng, q)
-
-			if err != nil {
+			if _, err := r.ask(ctx, rng, q); err != nil {
 				return err
 			}
 

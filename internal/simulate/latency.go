@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// maxLatencies bounds what latencies keep: of more, a random choice, with the longest.
+// maxLatencies bounds how many durations latencies keep. Of more they keep a random choice, and the longest.
 const maxLatencies = 1 << 20
 
-// latencies are durations. They may be used by many goroutines.
+// latencies are durations. Any goroutine may use them.
 type latencies struct {
 	mu      sync.Mutex
 	kept    []time.Duration
@@ -41,12 +41,11 @@ func (l *latencies) count() int64 {
 	return l.n
 }
 
-// ms returns the duration that a fraction q of all is not longer than, in milliseconds.
+// ms returns the q-quantile in milliseconds, such as the median for 0.5.
 func (l *latencies) ms(q float64) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
-	// The longest is kept apart, because a random choice may lose it.
 	d := l.longest
 	if q < 1 && len(l.kept) > 0 {
 		slices.Sort(l.kept)

@@ -166,7 +166,7 @@ var counterLies = map[string]lie{
 			p.lie(a.message, "value", a.number("value")+1)
 		}
 	})},
-	"forgets keys": {"made once more", func(p *proxy) {
+	"forgets keys": {"made it again", func(p *proxy) {
 		p.asks = func(req *http.Request) {
 			if req.Header.Get("Idempotency-Key") != "" {
 				p.lied++

@@ -5,16 +5,14 @@ import (
 	"unicode/utf8"
 )
 
-// validPage says whether the server must accept a join of the page. The rule is
-// written out here, from the contract, because a checker that asked the server's
-// own code would agree with its mistakes.
+// validPage reports whether the server must accept a join of the page. It follows the contract and does not call the
+// server's own code, because a checker that did would repeat the server's mistakes.
 func validPage(page string) bool {
 	switch page {
 	case "", "*", "-", ".", "..":
 		return false
 	}
 
-	// The contract counts code points; only the position of a joiner is in bytes.
 	n := utf8.RuneCountInString(page)
 	size := len(page)
 	if n > 128 || !utf8.ValidString(page) {
@@ -22,7 +20,7 @@ func validPage(page string) bool {
 	}
 
 	for i, r := range page {
-		joiner := r == '\u200c' || r == '\u200d'
+		joiner := r == '\u200c' || r == '\u200d' // Unicode's zero-width ones, not allowed at either end
 		visible := r != utf8.RuneError && unicode.In(r, unicode.L, unicode.M, unicode.N, unicode.P, unicode.S)
 		switch {
 		case r == ' ':

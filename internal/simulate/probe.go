@@ -11,30 +11,28 @@ import (
 	"headcount/client"
 )
 
-// probes measure how long it takes from a user's sending join until another
-// client, a subscriber of that page, holds a count with the user in it. Every
-// probe has a page of its own, so that no other change is in the way, and, with
-// several gateways, its two clients are on different ones. It joins at most about
-// once a second, so that the gateway's update-interval never holds a count
-// back. The time includes the simulator's own: it reads many connections.
+// probes measure how long it takes from when a user sends a join until another client, which has subscribed to that
+// page, holds a count that includes the user. Every probe has a page of its own, on which nothing else changes. With
+// several gateways, its two clients are on different ones. It joins about once a second at most, so that the gateway's
+// --update-interval delays no count. The measured time includes that of the simulator, which reads many connections.
 type probes struct {
-	gate    sync.RWMutex // read-held while somebody is on a probe's page
+	gate    sync.RWMutex // held for reading while a probe joins and leaves, and for writing by checkpoints
 	latency latencies
-	missed  atomic.Int64 // joins that nobody saw within the settling time
+	missed  atomic.Int64 // joins that the other client did not see within the settling time
 }
 
 const (
 	probeCount = 8
-	probePause = 600 * time.Millisecond // at least, and at most twice that
+	probePause = 600 * time.Millisecond // the shortest pause; the longest is twice that
 )
 
-// A sighting is a count that the watching client of a probe received.
+// A sighting is a count that the watcher of a probe received.
 type sighting struct {
 	count int64
 	at    time.Time
 }
 
-// probe starts the probes. The function that it returns ends them.
+// probe starts the probes. stop ends them.
 func (c *crowd) probe(ctx context.Context) (stop func()) {
 	probing, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
@@ -42,20 +40,19 @@ func (c *crowd) probe(ctx context.Context) (stop func()) {
 	for i := range probeCount {
 		page := c.name + "-probe" + strconv.Itoa(i)
 		seen := make(chan sighting, 64)
-		// Of several gateways it has another one than the client that joins, so that the count has the whole way to go.
+		// The watcher and the joiner are on different gateways, so that the count goes the whole way.
 		watcher := c.start(&tab{
 			user:    c.newUser(),
 			watched: holdings([]string{page}),
 			seen: func(_ *tab, n *client.Count, at time.Time) {
 				select {
 				case seen <- sighting{n.Count, at}:
-				default: // a probe that is not looking misses nothing
+				default: // full, because the probe is not looking
 				}
 			},
 		}, i%len(c.cfg.URL))
 
 		joiner := c.start(&tab{user: c.newUser()}, (i+1)%len(c.cfg.URL))
-
 		rng := rand.New(rand.NewPCG(c.cfg.Seed, uint64(i)+1))
 
 		group.Go(func() {
@@ -64,7 +61,7 @@ func (c *crowd) probe(ctx context.Context) (stop func()) {
 				if sleep(probing, pause) != nil {
 					return
 				}
-				// Its leave must have been seen, or the next probe would take the old count for its own join.
+				// Otherwise the next join could be taken for seen because of an old count.
 				if c.probeOnce(probing, page, watcher, joiner, seen) {
 					c.await(probing, seen, func(s sighting) bool { return s.count == 0 })
 				}
@@ -78,29 +75,28 @@ func (c *crowd) probe(ctx context.Context) (stop func()) {
 	}
 }
 
-// probeOnce joins, waits to be seen, and leaves again. It reports false when it
-// could not join.
+// probeOnce joins, waits until the watcher sees it, and leaves. It reports false when one of the clients is not
+// connected.
 func (c *crowd) probeOnce(ctx context.Context, page string, watcher, joiner *tab, seen <-chan sighting) bool {
 	c.probes.gate.RLock()
 	defer c.probes.gate.RUnlock()
 
-	// A client that is reconnecting would measure the reconnect.
+	// The time to reconnect is not what a probe measures.
 	if !watcher.look(nil) || !joiner.look(nil) {
 		return false
 	}
 
-	// Older counts may still wait here, and would be taken for an answer to this join.
+	// Older counts may still wait here.
 	for len(seen) > 0 {
 		<-seen
 	}
 
 	before := c.stats.upsets()
 	began := time.Now()
-
-	// The clock starts before the join is sent, as the user's own would.
 	joiner.move(page)
 	s, ok := c.await(ctx, seen, func(s sighting) bool { return s.count > 0 })
-	undisturbed := ctx.Err() == nil && c.stats.upsets() == before // a reconnect is not what is measured
+
+	undisturbed := ctx.Err() == nil && c.stats.upsets() == before
 	if undisturbed && ok {
 		c.probes.latency.add(s.at.Sub(began))
 	} else if undisturbed {
@@ -111,7 +107,7 @@ func (c *crowd) probeOnce(ctx context.Context, page string, watcher, joiner *tab
 	return true
 }
 
-// await takes sightings until one is the wanted or the settling time is over.
+// await receives sightings until one is wanted or the settling time is over.
 func (c *crowd) await(ctx context.Context, seen <-chan sighting, wanted func(sighting) bool) (sighting, bool) {
 	limit := time.NewTimer(c.settle)
 	defer limit.Stop()

@@ -2,14 +2,14 @@ package simulate
 
 import "github.com/prometheus/procfs"
 
-// processes are those of the server, as /proc shows them.
+// processes are the server's processes, as /proc shows them.
 type processes struct {
 	procs []procfs.Proc
 	first usage // at the beginning of the run
-	most  int64 // resident memory, whenever sample was called
+	most  int64 // highest resident memory of all samples
 }
 
-// usage is the CPU time and the resident memory of all of them together.
+// usage is the CPU time and the resident memory of all processes together.
 type usage struct {
 	cpu float64 // seconds
 	rss int64   // bytes
@@ -20,7 +20,7 @@ type usage struct {
 type ServerReport struct {
 	CPUSeconds    float64 `json:"cpu_seconds"`
 	RSSStartBytes int64   `json:"rss_start_bytes"`
-	RSSMaxBytes   int64   `json:"rss_max_bytes"` // looked at once a second
+	RSSMaxBytes   int64   `json:"rss_max_bytes"` // sampled once a second
 	RSSEndBytes   int64   `json:"rss_end_bytes"`
 }
 
@@ -40,7 +40,6 @@ func newProcesses(pids []int) (*processes, error) {
 
 // usage returns the sum over all processes. A process that has ended adds nothing.
 func (p *processes) usage() (sum usage) {
-	// The sum of all, since the roles of one server may be several processes.
 	for _, proc := range p.procs {
 		if stat, err := proc.Stat(); err == nil {
 			sum.cpu += stat.CPUTime()
@@ -56,13 +55,12 @@ func (p *processes) report() *ServerReport {
 		return nil
 	}
 
-	// Sampled once more, so that the end is not a second old.
 	now := p.sample()
 	return &ServerReport{now.cpu - p.first.cpu, p.first.rss, p.most, now.rss}
 }
 
-// sample looks at the processes and remembers the most memory seen. It is called
-// before the watchdog starts, by the watchdog, and after it has ended.
+// sample measures the usage and remembers the highest memory. It needs no lock: it is called before the watchdog starts,
+// by the watchdog, and after the watchdog has ended.
 func (p *processes) sample() usage {
 	now := p.usage()
 	p.most = max(p.most, now.rss)

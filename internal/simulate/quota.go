@@ -14,15 +14,14 @@ const (
 	quotaLimit = 8 // of each quota: some calls of its window pass, others do not
 	quotaCost  = 3 // of a call, at most
 
-	// clockSlack is by how much a stretch of time on the server's clock, which has whole milliseconds, may be
-	// longer than on this one.
+	// clockSlack is by how much a period may be longer on the server's clock, which has whole milliseconds, than on this
+	// one.
 	clockSlack = 10 * time.Millisecond
 )
 
-// A quota is the truth about one limit. A call on it was judged at some moment between when it was sent and when it was
-// answered, so what is known for sure is less than what happened: the run only speaks of what cannot be right, at
-// whichever moments the calls were judged. There are two things that cannot be: more than the limit has passed, and a
-// call was refused although it fitted at all times.
+// A quota is the truth about one limit. The server judges a call at an unknown moment between its sending and its
+// answer. So the run reports only what is wrong at whichever moments the calls were judged: more has passed than the
+// limit, or a call was refused although it fitted all the time.
 type quota struct {
 	key, algorithm string
 	window         time.Duration
@@ -35,9 +34,9 @@ type quota struct {
 type pass struct {
 	cost   int64
 	sent   time.Time
-	before time.Time // it was judged before; zero: it is under way
+	before time.Time // before which it was judged; zero: it is under way
 	sure   bool      // the server says that it has passed
-	end    time.Time // when, as the server says, its window of the clock is over, about
+	end    time.Time // about when, as the server says, its window of the clock ends
 }
 
 func (r *lastingRun) openQuotas() {
@@ -48,7 +47,7 @@ func (r *lastingRun) openQuotas() {
 	}
 }
 
-// pass asks whether something may pass. A call that is not answered is not repeated: it may have been counted.
+// pass makes a call on a limit. It does not repeat a call without an answer, which the server may have counted.
 func (w *worker) pass(ctx context.Context, q *quota) error {
 	cost := 1 + w.rng.Int64N(quotaCost)
 	var got client.Verdict
@@ -63,7 +62,6 @@ func (w *worker) pass(ctx context.Context, q *quota) error {
 		return err
 	}
 
-	// Noted before it is sent, because the server may judge it before this goroutine goes on.
 	p := q.send(cost)
 
 	if w.rng.Float64() < w.cfg.KillFraction {
@@ -123,18 +121,18 @@ func (q *quota) unknown(p *pass) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 
-	// The server gives up on a call by then, whatever the network did to it.
+	// By then the server has given up on the call.
 	p.before = time.Now().Add(answerTimeout)
 }
 
-// passed notes that a call has passed, and when all of the limit is back.
+// passed notes that a call has passed. reset is after which time, as the answer says, the whole limit is free again.
 func (q *quota) passed(p *pass, reset time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 
 	p.before = time.Now()
 	p.sure = true
-	// The answer came from about half way between the call and its return.
+	// The server wrote the answer about halfway between the call and its return.
 	p.end = p.sent.Add(p.before.Sub(p.sent)/2 + reset)
 }
 
@@ -143,7 +141,6 @@ func (q *quota) refused(p *pass) (most int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 
-	// What was refused took nothing, so it must not count against later calls.
 	q.passes = slices.DeleteFunc(q.passes, func(other *pass) bool { return other == p })
 
 	since := p.sent.Add(-q.reach() - clockSlack)
@@ -164,7 +161,7 @@ func (q *quota) reach() time.Duration {
 	return q.window
 }
 
-// check says of all that has passed what cannot be, when no call is under way, and forgets what is over.
+// check reports what cannot be right about the calls that have passed, and forgets old ones. No call may be under way.
 func (q *quota) check(wrong func(format string, args ...any)) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -183,14 +180,14 @@ func (q *quota) check(wrong func(format string, args ...any)) {
 		q.checkWindows(sure, wrong)
 	}
 
-	// Twice the reach, to be sure: a call that is kept for too long costs memory alone.
+	// Twice the reach to be safe: keeping a call for too long costs only memory.
 	old := time.Now().Add(-2 * q.reach())
 	q.passes = slices.DeleteFunc(q.passes, func(p *pass) bool { return p.before.Before(old) })
 }
 
-// checkStretches adds up what a log judged within less than a window.
+// checkStretches checks the algorithm log: no period of less than a window has more than the limit.
 func (q *quota) checkStretches(sure []*pass, wrong func(format string, args ...any)) {
-	// Each call begins a stretch, since any of them may be the first of one with too many.
+	// It is enough to check periods that begin with a call.
 	for i, first := range sure {
 		sum := int64(0)
 		for _, p := range sure[i:] {
@@ -207,17 +204,16 @@ func (q *quota) checkStretches(sure []*pass, wrong func(format string, args ...a
 	}
 }
 
-// checkWindows adds up what was judged in each window of the clock. The server itself says where these are, in how long
-// it is until all of the limit is back. A call that was answered late may be of either of two.
+// checkWindows checks the algorithms with windows of the clock: no window has more than the limit. When a window ends
+// follows from the time that an answer gives until the whole limit is free.
 func (q *quota) checkWindows(sure []*pass, wrong func(format string, args ...any)) {
-	// The server says how long its window lasts from some moment between the call and its return. The longer the call
-	// took, the less that says.
+	// That time begins at an unknown moment between the call and its return. A call that took long may be of either of
+	// two windows, so it is left out.
 	late := func(p *pass) bool { return p.before.Sub(p.sent) > q.window/4-clockSlack }
 	known := slices.DeleteFunc(slices.Clone(sure), late)
 	slices.SortFunc(known, func(a, b *pass) int { return cmp.Or(a.end.Compare(b.end), a.sent.Compare(b.sent)) })
 	for len(known) > 0 {
 		n := slices.IndexFunc(known, func(p *pass) bool { return p.end.Sub(known[0].end) > q.window/2 })
-
 		if n < 0 {
 			n = len(known)
 		}

@@ -11,19 +11,17 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// replay plays a log: a visitor, an address with a user agent, is on the page of
-// a request until the visitor's next request or until the dwell time is over.
-// One connection stands for a visitor who is present; it joins the next page and
-// leaves the one before. A visitor who comes back is the same user.
+// replay plays a log. A visitor is an address with a user agent, and is on the page of a request until the visitor's
+// next request or until the dwell time is over. A visitor who is present has one connection, which joins the next page
+// and leaves the one before. A visitor who comes back is the same user.
 //
-// Pages have the log's own names, so that one can watch them on the demo page;
-// the server must have nobody on them at the start. Pages that are not allowed,
-// over 128 characters or `*`, are joined all the same: the server must refuse them,
-// and the visitor is nowhere.
+// Pages have the log's own names, so that people can watch them on the demo page. The server must have nobody on them at
+// the start. Visitors also join pages that are not allowed, such as `*` or one of more than 128 characters: the server
+// must refuse them, and the visitor is nowhere.
 type replay struct {
 	*crowd
 	events   []event
-	present  []int // visitors, after each event
+	present  []int // how many visitors, after each event
 	visitors []visitor
 	end      time.Duration // of the log, the last dwell included
 	tally    ReplayReport
@@ -32,8 +30,8 @@ type replay struct {
 // A visitor of the log.
 type visitor struct {
 	user *user
-	tab  *tab // nil while away
-	pace *rate.Limiter
+	tab  *tab          // nil while away
+	pace *rate.Limiter // of moves
 }
 
 // An event is one thing that happens: a visitor is on a page from now on, or leaves.
@@ -50,13 +48,13 @@ type ReplayReport struct {
 	BadLines    int     `json:"bad_lines"`
 	Requests    int     `json:"requests"`
 	Visitors    int     `json:"visitors"`     // addresses with user agent
-	Visits      int     `json:"visits"`       // times that one came
-	MostPresent int     `json:"most_present"` // at once
+	Visits      int     `json:"visits"`       // how often a visitor came
+	MostPresent int     `json:"most_present"` // visitors at once
 	BadPages    int     `json:"bad_pages"`    // requests for pages that must be refused
 	LogSeconds  float64 `json:"log_seconds"`
-	Speed       float64 `json:"speed"`         // that was asked for
-	Behind      float64 `json:"behind_s"`      // the longest that the replay was late
-	Paused      float64 `json:"checkpoints_s"` // the log's clock stood still for checkpoints
+	Speed       float64 `json:"speed"`         // --speed
+	Behind      float64 `json:"behind_s"`      // how late the replay was, at most
+	Paused      float64 `json:"checkpoints_s"` // how long the log's clock stood still for checkpoints
 }
 
 func (r *ReplayReport) String() string {
@@ -65,10 +63,10 @@ func (r *ReplayReport) String() string {
 		r.Lines, r.BadLines, r.Requests, r.Visitors, r.Visits, r.MostPresent, r.BadPages, r.Behind)
 }
 
-// However fast the log is played, every visit is made: before a visitor's next event the page before has been joined
-// and answered, and nobody moves more often than a server may allow: moveBurst times at once, then movesPerSecond, two
-// frames each. The replay waits for it and catches up later. A visitor who cannot connect holds it up for arriveLimit
-// at most.
+// However fast the log is played, the replay makes every visit. A visitor moves on only when the server has answered the
+// join of the last page, and no more often than a server allows: moveBurst times at once, and then movesPerSecond times,
+// with two frames each. The replay waits for that and catches up later. For a visitor who cannot connect it waits for
+// arriveLimit at most.
 const (
 	moveBurst      = 20
 	movesPerSecond = 25
@@ -122,14 +120,15 @@ func pagesOf(requests []request) []string {
 	return slices.Compact(pages)
 }
 
-// schedule turns requests into events. Logs are written when a request ends, so their times are not quite in order.
+// schedule turns requests into events.
 func schedule(requests []request, dwell time.Duration) *replay {
+	// A server writes the line of a request at its end, so the lines are not quite in order.
 	slices.SortStableFunc(requests, func(a, b request) int { return a.at.Compare(b.at) })
 
 	r := &replay{}
 	type who struct{ address, agent string }
 	known := map[who]int{}
-	last := map[int]time.Duration{} // of a visitor, until the next
+	last := map[int]time.Duration{} // when each visitor's last request was
 
 	for _, req := range requests {
 		id := who{req.address, req.agent}
@@ -141,7 +140,7 @@ func schedule(requests []request, dwell time.Duration) *replay {
 
 		at := req.at.Sub(requests[0].at)
 		before, came := last[v]
-		// A visitor who comes back within the dwell time never left.
+		// A visitor who comes back within the dwell time has not left.
 		if came && at > before+dwell {
 			r.events = append(r.events, event{at: before + dwell, visitor: v, leaves: true})
 		}
@@ -188,7 +187,6 @@ func (r *replay) countPresent() {
 }
 
 func (r *replay) work(ctx context.Context) error {
-	// All of them at once: the ids that the server gives out do not depend on the order of visits.
 	for i := range r.visitors {
 		r.visitors[i].user = r.newUser()
 	}
@@ -206,7 +204,7 @@ func (r *replay) work(ctx context.Context) error {
 		// The replay waits for a slow server instead of dropping visits; the report says how late it was.
 		r.tally.Behind = max(r.tally.Behind, time.Since(due).Seconds())
 
-		// A visitor who vanishes is counted for a while, which the next checkpoint would have to wait for.
+		// A visitor who falls silent stays counted for a while, for which the next checkpoint would have to wait.
 		silent := len(checks) == 0 || r.wall(r.events[checks[0]].at-s.at) > r.ghostBound()
 		if err := r.take(ctx, s, silent); err != nil {
 			return err
@@ -221,7 +219,7 @@ func (r *replay) work(ctx context.Context) error {
 			return err
 		}
 
-		// The log's clock stands still during a checkpoint, or the replay would have to run after it.
+		// The log's clock stands still during a checkpoint, or the replay would have to catch up.
 		clock = clock.Add(time.Since(began))
 		r.tally.Paused += time.Since(began).Seconds()
 		checks = checks[1:]
@@ -235,8 +233,8 @@ func (r *replay) wall(d time.Duration) time.Duration {
 	return time.Duration(float64(d) / r.cfg.Speed)
 }
 
-// checkEvents returns the events after which a checkpoint comes: about every minute of the replay, three at least, each
-// where most visitors are present in its part of the log.
+// checkEvents returns the events after which there is a checkpoint: about one for each minute of the replay, but at
+// least three. Each is at the event of its part of the log after which most visitors are present.
 func (r *replay) checkEvents() []int {
 	n := min(max(int(r.wall(r.end)/checkEvery), 3), maxChecks, len(r.events))
 	var checks []int
@@ -261,7 +259,6 @@ const maxChecks = 100 // of a long replay
 // take carries out one event.
 func (r *replay) take(ctx context.Context, s event, silent bool) error {
 	v := &r.visitors[s.visitor]
-	// Otherwise a fast replay would move a visitor before the server has noticed the last page.
 	if err := r.arrived(ctx, v); err != nil {
 		return err
 	}

@@ -16,8 +16,7 @@ import (
 	"golang.org/x/term"
 )
 
-// A Report is what a run found. Its JSON names are stable: members may be added,
-// none changes its meaning.
+// A Report is what a run found. Its JSON is stable: members may be added, but none changes its name or meaning.
 type Report struct {
 	Scenario string   `json:"scenario"` // mixed, replay, or the one that was asked for
 	Seed     uint64   `json:"seed"`
@@ -25,14 +24,14 @@ type Report struct {
 	OK       bool     `json:"ok"`                 // completed, and no count was wrong
 	Error    string   `json:"error,omitempty"`    // why it was not completed
 	Seconds  float64  `json:"seconds"`            // from first to last connection
-	Users    int      `json:"users"`              // different ones, watchers and probes among them
-	Pages    int      `json:"pages"`              // without the probes' own
-	Counters int      `json:"counters,omitempty"` // that last
+	Users    int      `json:"users"`              // distinct ones, including watchers and probes
+	Pages    int      `json:"pages"`              // without those of probes
+	Counters int      `json:"counters,omitempty"` // of the scenario counters
 
 	Connects          int64   `json:"connects"`            // connections that were welcomed
 	ConnectsPerSecond float64 `json:"connects_per_second"` // in the best second
 	RefusedUpgrades   int64   `json:"refused_upgrades"`    // answered with a status, 503 for example
-	Drops             int64   `json:"drops"`               // connections that ended unasked
+	Drops             int64   `json:"drops"`               // connections that the run did not end
 	SentAway          int64   `json:"sent_away"`           // reconnect frames
 
 	Messages      int64 `json:"messages"`       // received
@@ -40,24 +39,24 @@ type Report struct {
 	StaleCounts   int64 `json:"stale_counts"`   // of these, marked stale
 	BytesReceived int64 `json:"bytes_received"` // on the wire after the handshake, frame headers and pings too
 
-	// From sending join until another client, subscribed to that page, holds a
-	// count with the one who joined. Measured by probes on pages of their own.
+	// From when a user sends a join until another client, subscribed to that page, holds a count that includes the user.
+	// Probes measure it on pages of their own.
 	JoinToSeen Latency `json:"join_to_seen_ms"`
 
 	RefusedJoins int64            `json:"refused_joins"` // bad_page errors
 	ErrorFrames  map[string]int64 `json:"error_frames"`  // by code
 
-	WrongCounts      int64    `json:"wrong_counts"` // everything that breaks the contract, all below included
+	WrongCounts      int64    `json:"wrong_counts"` // everything that breaks the contract, including the next two
 	NegativeCounts   int64    `json:"negative_counts"`
 	BackwardVersions int64    `json:"backward_versions"`
-	Wrong            []string `json:"wrong"` // the first of them in words
+	Wrong            []string `json:"wrong"` // the first of WrongCounts, in words
 
-	SiteChecked bool         `json:"site_checked"` // `*` was compared: nobody else moved it at the start
+	SiteChecked bool         `json:"site_checked"` // `*` was compared, because nobody else changed it at the start
 	Checkpoints []Checkpoint `json:"checkpoints"`
 
 	Churn   *ChurnReport       `json:"churn,omitempty"`
 	Replay  *ReplayReport      `json:"replay,omitempty"`
-	Figures map[string]float64 `json:"figures,omitempty"` // a scenario's own, unit in the name
+	Figures map[string]float64 `json:"figures,omitempty"` // of a scenario, with the unit in the name
 	Server  *ServerReport      `json:"server,omitempty"`  // with --pid
 }
 
@@ -70,7 +69,7 @@ type Latency struct {
 	Missed  int64   `json:"missed"` // not seen within 10 s
 }
 
-// stats are counted by the clients' goroutines.
+// stats has counts that the clients' goroutines add to.
 type stats struct {
 	connects, refusedUpgrades, drops, sentAway atomic.Int64
 	messages, counts, stale, bytes             atomic.Int64
@@ -92,7 +91,6 @@ func (s *stats) errorFrame(code string) {
 		s.errors = map[string]int64{}
 	}
 
-	// A server may send any code, so the number of codes is bounded.
 	_, known := s.errors[code]
 	if !known && len(s.errors) >= maxCodes {
 		code = "other"
@@ -107,15 +105,15 @@ func (s *stats) errorFrames() map[string]int64 {
 	codes := maps.Clone(s.errors)
 	if codes == nil {
 		codes = map[string]int64{} // {} in JSON, not null
-
 	}
+
 	return codes
 }
 
-// upsets counts what makes clients reconnect unasked.
+// upsets returns how many connections the run did not end itself.
 func (s *stats) upsets() int64 { return s.drops.Load() + s.sentAway.Load() }
 
-// faults counts what was wrong and keeps the first texts about it.
+// faults counts what was wrong, and keeps the first texts about it: later ones are often consequences.
 type faults struct {
 	mu    sync.Mutex
 	n     int
@@ -129,13 +127,12 @@ func (f *faults) add(format string, args ...any) {
 	defer f.mu.Unlock()
 
 	f.n++
-	// The first ones say most: what follows is often a consequence.
 	if len(f.texts) < maxTexts {
 		f.texts = append(f.texts, fmt.Sprintf(format, args...))
 	}
 }
 
-// merge adds the faults of g, which nobody adds to any more.
+// merge adds the faults of g, to which nobody adds any more.
 func (f *faults) merge(g *faults) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -166,7 +163,7 @@ func (f *faults) get() (n int, texts []string) {
 	return f.n, append([]string{}, f.texts...) // [] in JSON, not null
 }
 
-// report returns the report of the run; err is why the run was not completed.
+// report returns the report of the run. err says why the run was not completed; nil: it was.
 func (c *crowd) report(err error) Report {
 	s := &c.stats
 	r := c.result
@@ -283,13 +280,12 @@ func (c *crowd) enterPhase(name string) (before string) {
 	return before
 }
 
-// showProgress writes the progress of the run. On a terminal it rewrites one line; elsewhere it writes a line every few
-// seconds, and when the run goes on to something else. The function that it returns stops the output.
+// showProgress writes the progress of the run. On a terminal it rewrites one line. Elsewhere it writes a line every few
+// seconds and when the phase changes. stop ends the output.
 func (c *crowd) showProgress(w io.Writer) (stop func()) {
 	end := make(chan struct{})
 	done := make(chan struct{})
 
-	// In a file or a pipeline each line stays, so there are fewer of them.
 	before := ""
 	after := "\n"
 	every := 5
@@ -332,12 +328,10 @@ func (c *crowd) showProgress(w io.Writer) (stop func()) {
 			fmt.Fprintf(w, "%s%4.0fs  %s: %d clients, %d counts/s, %d lost, %d wrong%s", before,
 				time.Since(c.began).Seconds(), *phase, len(c.everyone()), perSecond, c.stats.drops.Load(), wrong, after)
 		}
-
 	}()
 
-	// It waits, so that no progress is written into the report.
 	return func() {
 		close(end)
-		<-done
+		<-done // no progress may be written into the report
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"headcount/client"
 )
 
-// scenarios are what a run may do. All of them check the counts; all but mixed, which is
-// the default, measure something.
+// scenarios are what a run may do, by name. All of them check the counts. All but mixed, the default, also measure
+// something.
 var scenarios = map[string]func(*Command) plan{
 	"mixed": func(c *Command) plan {
 		return plan{made: c.Pages, limit: churners(c), probing: true, work: (*crowd).mixed}
@@ -26,15 +26,15 @@ var scenarios = map[string]func(*Command) plan{
 }
 
 const (
-	stormTime  = 5 * time.Second      // in which everyone arrives
+	stormTime  = 5 * time.Second      // within which everyone arrives
 	shownEvery = 10                   // every tenth client is not hidden
-	slowEvery  = 10                   // every tenth client is slow …
-	slowRead   = 4096                 // … and has a receive buffer this small
-	drivers    = 8                    // users who come and go so that counts move
+	slowEvery  = 10                   // every tenth client is slow
+	slowRead   = 4096                 // bytes of a slow client's receive buffer
+	drivers    = 8                    // users who come and go so that counts change
 	driverTurn = 5 * time.Millisecond // between two of their joins or leaves
 )
 
-// measure takes figures from now until end is called.
+// measure measures from now until end is called, which adds the figures to the report.
 func (c *crowd) measure() (end func()) {
 	began := time.Now()
 	before := c.server.usage()
@@ -67,7 +67,7 @@ func (c *crowd) measure() (end func()) {
 	}
 }
 
-// perConnection divides the memory that the server took since the beginning.
+// perConnection divides the memory by which the server has grown since the start of the run.
 func (c *crowd) perConnection() {
 	if len(c.server.procs) == 0 {
 		return
@@ -78,11 +78,11 @@ func (c *crowd) perConnection() {
 	f["server_rss_bytes_per_connection"] = grown / float64(c.cfg.Users)
 }
 
-// arrive opens a connection for each user, spread over the pages and over a time.
+// arrive opens a connection for each user, spread evenly over the pages and over a period.
 func (c *crowd) arrive(ctx context.Context, within time.Duration) error {
 	began := time.Now()
 	for i := range c.cfg.Users {
-		// By a timetable, not by pauses, so that a slow server does not stretch the storm.
+		// A timetable, unlike pauses, keeps a slow server from stretching the storm.
 		due := began.Add(within * time.Duration(i) / time.Duration(c.cfg.Users))
 		if err := sleep(ctx, time.Until(due)); err != nil {
 			return err
@@ -95,8 +95,8 @@ func (c *crowd) arrive(ctx context.Context, within time.Duration) error {
 	return nil
 }
 
-// idle: everyone is there and nothing happens. It measures what a join costs, the memory of a
-// connection, and what it costs to keep it.
+// idle is the scenario in which everyone is there and nothing happens. It measures what a join costs, how much memory a
+// connection takes, and what an idle connection costs.
 func (c *crowd) idle(ctx context.Context) error {
 	before := c.server.usage()
 	if err := c.arrive(ctx, 0); err != nil {
@@ -127,8 +127,8 @@ func (c *crowd) idle(ctx context.Context) error {
 	return c.checkpoint(ctx, "final")
 }
 
-// storm: everyone arrives on one page within 5 s. It measures how long it takes until
-// every client is right, and what it costs.
+// storm is the scenario in which everyone arrives on one page within 5 s. It measures how long it takes until every
+// client has the right count, and what that costs.
 func (c *crowd) storm(ctx context.Context) error {
 	c.enterPhase("storming")
 	end := c.measure()
@@ -137,9 +137,8 @@ func (c *crowd) storm(ctx context.Context) error {
 		return err
 	}
 
-	// Measured from the last arrival, because before that no count can be final.
 	last := time.Now()
-	for c.held(c.everyone()).n > 0 && time.Since(last) < placeLimit { // then the checkpoint says what is wrong
+	for c.held(c.everyone()).n > 0 && time.Since(last) < placeLimit { // after that the checkpoint says what is wrong
 		if err := sleep(ctx, pollEvery/5); err != nil {
 			return err
 		}
@@ -150,17 +149,16 @@ func (c *crowd) storm(ctx context.Context) error {
 	return c.checkpoint(ctx, "final")
 }
 
-// fanOut: everyone subscribes to one page without being there, and a few users come
-// and go so fast that its count always moves. It measures how many counts arrive a
-// second, and how long after the first subscriber the others have a count.
-func (c *crowd) fanOut(ctx context.Context) error { return c.fanOutBeside(ctx, 1) }
+// fanOut is the scenario in which everyone subscribes to one page, and a few users come and go so fast that its count
+// always changes. It measures how many counts arrive in a second, and how long after the first subscriber the others
+// receive a count.
+func (c *crowd) fanOut(ctx context.Context) error { return c.measureFanOut(ctx, 1) }
 
-// hidden is fanOut while only every tenth subscriber wants counts: the others have paused, as
-// hidden tabs do.
-func (c *crowd) hidden(ctx context.Context) error { return c.fanOutBeside(ctx, shownEvery) }
+// hidden is fanOut while nine of ten subscribers have paused, as hidden tabs do.
+func (c *crowd) hidden(ctx context.Context) error { return c.measureFanOut(ctx, shownEvery) }
 
-// fanOutBeside measures a fan-out while all but every shown-th subscriber have paused.
-func (c *crowd) fanOutBeside(ctx context.Context, shown int) error {
+// measureFanOut is fanOut while only every shown-th subscriber has not paused.
+func (c *crowd) measureFanOut(ctx context.Context, shown int) error {
 	var hidden []*tab
 	drive, err := c.audience(ctx, func(i int, t *tab) {
 		if i%shown != 0 {
@@ -172,7 +170,7 @@ func (c *crowd) fanOutBeside(ctx context.Context, shown int) error {
 	}
 
 	c.enterPhase("fanning out")
-	// After the checkpoint, for which every client must have its counts.
+	// Not before the checkpoint of audience, for which every client needs counts.
 	for _, t := range hidden {
 		t.say(`{"type":"pause"}`)
 	}
@@ -195,14 +193,13 @@ func (c *crowd) fanOutBeside(ctx context.Context, shown int) error {
 	return c.checkpoint(ctx, "final")
 }
 
-// slow is fanOut for half of the time. For the other half every tenth subscriber reads
-// nothing. It measures how much later the others have their counts.
+// slow is fanOut for half of the time. For the other half every tenth subscriber reads nothing. It measures how much
+// later the others receive their counts.
 func (c *crowd) slow(ctx context.Context) error {
 	drive, err := c.audience(ctx, func(i int, t *tab) {
 		if i%slowEvery == 0 {
-			// The slow ones are left out of the figures: what is asked is how much later the others are.
 			t.slow = true
-			t.seen = nil
+			t.seen = nil // only the others are measured
 		}
 	})
 	if err != nil {
@@ -236,14 +233,12 @@ func (c *crowd) slow(ctx context.Context) error {
 	return c.checkpoint(ctx, "final")
 }
 
-// audience has everyone subscribe to the page, after prepare was called with each subscriber's
-// number and tab. The function that it returns moves the page's count for a time and measures
-// how its counts spread.
+// audience makes everyone subscribe to the page. Before that it calls prepare with each subscriber's number and tab.
+// drive changes the page's count for a period and measures how the counts spread.
 func (c *crowd) audience(
 	ctx context.Context, prepare func(int, *tab),
 ) (drive func(time.Duration) (*spread, error), err error) {
-	// A pointer, because clients go on receiving counts between two measurements.
-	var measured atomic.Pointer[spread] // nil: none
+	var measured atomic.Pointer[spread] // nil between measurements
 	seen := func(_ *tab, n *client.Count, at time.Time) {
 		if s := measured.Load(); s != nil {
 			s.add(n.Version, at)
@@ -265,7 +260,7 @@ func (c *crowd) audience(
 		tabs = append(tabs, tab)
 	}
 
-	// All counts are right before anything is measured, or the measurement would have the arrivals in it.
+	// All counts must be right first, or the measurement would include the arrivals.
 	if err := c.checkpoint(ctx, "full"); err != nil {
 		return nil, err
 	}
@@ -276,7 +271,7 @@ func (c *crowd) audience(
 		defer measured.Store(nil)
 
 		began := time.Now()
-		// One after the other, so that the count of the page goes up and down by one and never stands still.
+		// The drivers take turns, so that each turn changes the count by one.
 		for i := 0; time.Since(began) < d; i++ {
 			tab := tabs[i%drivers]
 			to := c.pages[0]
@@ -285,7 +280,6 @@ func (c *crowd) audience(
 			}
 
 			c.move(tab, to)
-
 			if err := sleep(ctx, driverTurn); err != nil {
 				return nil, err
 			}
@@ -295,10 +289,10 @@ func (c *crowd) audience(
 	}, nil
 }
 
-// A spread is how long after the first client that had a count of a page the
-// others had the same. Many goroutines may add to it.
+// A spread has, for the counts of a page, how much later than the first client the others received them. Any goroutine
+// may add to it.
 type spread struct {
-	first [1 << 16]atomic.Int64 // when the version was first seen, by its sequence; a measurement has far fewer
+	first [1 << 16]atomic.Int64 // when each version was first seen, by its sequence; a measurement has far fewer
 	latencies
 }
 

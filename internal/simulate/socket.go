@@ -9,16 +9,16 @@ import (
 
 const (
 	answerLimitOfClose = 5 * time.Second // how long the server may take to answer a close frame
-	endOfHeader        = "\r\n\r\n"      // after it the frames begin
+	endOfHeader        = "\r\n\r\n"      // the frames begin after it
 )
 
-// A socket is a connection that can end as those of real clients do, in ways that no
-// WebSocket library offers: reset, or silent for ever.
+// A socket is a connection that can end as those of real clients do, in ways that no WebSocket library offers: it can be
+// reset, or fall silent for ever.
 type socket struct {
 	*net.TCPConn
 	received *atomic.Int64 // bytes after the handshake, of all sockets; over TLS all bytes
-	matched  int           // of endOfHeader
-	silent   atomic.Bool   // reads fail, writes go nowhere, Close leaves the connection open
+	matched  int           // how many bytes of endOfHeader have come
+	silent   atomic.Bool   // reads and writes fail, and Close leaves the connection open
 	slow     bool          // it has a small receive buffer
 }
 
@@ -44,15 +44,13 @@ func (s *socket) Read(p []byte) (int, error) {
 
 	n, err := s.TCPConn.Read(p)
 
-	// Only what follows the handshake counts, and that ends with an empty line.
+	// Only bytes after the handshake count. Its end may be spread over several reads.
 	from := 0
-	// In any pieces: the end of the header may be spread over several reads.
 	for ; from < n && s.matched < len(endOfHeader); from++ {
 		switch p[from] {
 		case endOfHeader[s.matched]:
 			s.matched++
-		// It may be the beginning of another end.
-		case '\r':
+		case '\r': // may begin another endOfHeader
 			s.matched = 1
 		default:
 			s.matched = 0
@@ -66,8 +64,8 @@ func (s *socket) Read(p []byte) (int, error) {
 func (s *socket) Write(p []byte) (int, error) {
 	if s.silent.Load() {
 		return 0, net.ErrClosed
-
 	}
+
 	return s.TCPConn.Write(p)
 }
 
@@ -84,15 +82,15 @@ func (s *socket) fin() { _ = s.TCPConn.Close() }
 
 // reset resets the connection, as a process that is killed with unread data does.
 func (s *socket) reset() {
-	// Without lingering the system sends a reset instead of closing in order.
+	// With a linger time of 0 the system sends a reset.
 	_ = s.SetLinger(0)
 	_ = s.TCPConn.Close()
 }
 
-// vanish falls silent for ever, as a phone in a tunnel does: the connection stays open,
-// nothing is read, answered or sent. The caller closes it some day with fin.
+// vanish makes the socket fall silent for ever, as a phone in a tunnel does: the connection stays open, but nothing is
+// read, answered or sent. The caller closes it later with fin.
 func (s *socket) vanish() {
 	s.silent.Store(true)
-	// Ends the read under way, which would otherwise still answer the server's pings.
+	// Ends the read under way, whose caller would answer the server's pings.
 	_ = s.SetReadDeadline(time.Unix(1, 0))
 }

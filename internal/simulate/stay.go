@@ -15,32 +15,33 @@ import (
 	"headcount/client"
 )
 
-// A Gateway is where a Crowd's clients connect.
+// A Gateway is a gateway to which a Crowd's clients connect.
 type Gateway struct {
 	Name string // for people
 	URL  string
-	Up   func() bool // whether clients may expect answers
+	Up   func() bool // reports whether it should answer
 }
 
 // A CrowdConfig says who is in a Crowd.
 type CrowdConfig struct {
 	Gateways []Gateway
 	Pages    []string
-	Stayers  int // users who are always there; every fifth of them on two pages
-	Churners int // users who come, change pages and go while there is churn; one of three comes on two pages
-	Watchers int // of each gateway: clients that see every count of every page
+	Stayers  int // users who are always there, every fifth of them on two pages
+	Churners int // users who come, change pages and go while Churn runs, one of three on two pages
+	Watchers int // clients for each gateway that subscribe to every page
 }
 
-// A Crowd is for tests that break a cluster. Its clients check all the time, and Wrongs returns, what no fault excuses:
-// no count is negative, no version goes back on a connection, no count is below the users who stay, who come back at
-// once when they lose their connection, and no frame of theirs is refused.
+// A Crowd is for tests that break a cluster. Some of its users stay: they reconnect at once when they lose their
+// connection. Its clients check all the time what must hold in spite of every fault, and Wrongs returns what did not: no
+// count is negative, no version goes back on a connection, no count is lower than the number of users who stay, and no
+// frame of these users is refused.
 type Crowd struct {
 	*crowd
 	gateways []Gateway
-	least    map[string]int64 // page → users who stay
-	guard    atomic.Bool      // no count may be below least any more
+	least    map[string]int64 // by page: how many users stay
+	guard    atomic.Bool      // no count may be below least
 	churners []*churner
-	watching [][]*tab // of each gateway
+	watching [][]*tab // the watchers of each gateway
 }
 
 type churner struct {
@@ -48,7 +49,7 @@ type churner struct {
 	tabs []*tab
 }
 
-// NewCrowd brings the users in who stay, and waits until all counts are exact.
+// NewCrowd lets the users come who stay, and waits until all counts are exact.
 func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
 	command := &Command{ // the times are the defaults of serve
 		LeaveGrace:      2 * time.Second,
@@ -76,7 +77,7 @@ func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
 	for i := range cfg.Stayers {
 		u := c.newUser()
 		pages := []string{cfg.Pages[i%len(cfg.Pages)]}
-		// A user on two pages counts once on the site, which only such users can show.
+		// A user on two pages must count once on the site.
 		if i%5 == 0 {
 			pages = append(pages, cfg.Pages[(i+1)%len(cfg.Pages)])
 		}
@@ -87,7 +88,7 @@ func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
 		}
 	}
 
-	// Before the churners come, so only those who stay are counted.
+	// No churner has come yet, so the truth has only the users who stay.
 	for _, page := range c.topics() {
 		c.least[page] = c.truth.count(page)
 	}
@@ -103,10 +104,10 @@ func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
 
 	if err != nil {
 		c.Close()
-		return nil, fmt.Errorf("at first: %w", err)
+		return nil, fmt.Errorf("when the users came: %w", err)
 	}
 
-	// Only now, because until all have arrived counts grow towards least.
+	// Only now, because counts were lower until all had arrived.
 	c.guard.Store(true)
 	return c, nil
 }
@@ -117,10 +118,10 @@ func (c *Crowd) Close() {
 	c.close()
 }
 
-// seen looks at each count that a tab receives.
+// seen checks each count that a tab receives.
 func (c *Crowd) seen(t *tab, n *client.Count, _ time.Time) { c.check(t.name(), n) }
 
-// check looks at a count that a client got.
+// check checks that a count includes all users who stay.
 func (c *Crowd) check(who string, n *client.Count) {
 	if !c.guard.Load() {
 		return // least may not be complete yet
@@ -135,14 +136,13 @@ func (c *Crowd) check(who string, n *client.Count) {
 
 func stamp() string { return time.Now().UTC().Format("15:04:05.000") }
 
-// Wrongs returns what the clients saw that must never be, since the last call.
+// Wrongs returns what was wrong since its last call.
 func (c *Crowd) Wrongs() []string { return c.faults.take() }
 
-// Lost returns how many connections have ended that no client ended.
+// Lost returns how many connections have ended although their clients did not end them.
 func (c *Crowd) Lost() int64 { return c.stats.drops.Load() }
 
-// Churn has users come and go until the returned function is called. Once that returns,
-// the truth no longer changes by itself.
+// Churn lets users come and go until the returned function is called. When that has returned, the truth changes no more.
 func (c *Crowd) Churn(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 
@@ -158,7 +158,7 @@ func (c *Crowd) Churn(ctx context.Context) (stop func()) {
 				continue
 			}
 			at := rand.IntN(len(c.gateways))
-			// A fickle client does not come back, so it would be in nobody's count.
+			// A fickle client dials once, so it must find a gateway that answers.
 			if !c.gateways[at].Up() {
 				continue
 			}
@@ -180,7 +180,7 @@ func (c *Crowd) Churn(ctx context.Context) (stop func()) {
 		cancel()
 		work.Wait()
 
-		// A tab that is just connecting would change the truth after this returns.
+		// A tab that is still connecting would change the truth later.
 		for _, u := range c.churners {
 			for _, tab := range u.tabs {
 				for tab.coming() {
@@ -198,8 +198,8 @@ func (u *churner) stroll(page string) {
 	}
 }
 
-// leave ends the churner's stay: half of the time with a message, else as a closed tab does. It
-// reports false when the churner was away.
+// leave closes the churner's tabs, each with a leave frame or, as often, as a killed browser does. It reports false when
+// the churner was away.
 func (u *churner) leave() (here bool) {
 	for _, tab := range u.tabs {
 		if !tab.left() {
@@ -212,8 +212,8 @@ func (u *churner) leave() (here bool) {
 	return here
 }
 
-// Look calls fn with each count that the watchers of a gateway hold, and reports whether
-// all watchers hold one of each page.
+// Look calls fn with each count that the watchers of a gateway hold, and reports whether all of them hold a count of
+// each page.
 func (c *Crowd) Look(gateway int, fn func(client.Count)) (all bool) {
 	all = true
 	for _, w := range c.watching[gateway] {
@@ -223,7 +223,7 @@ func (c *Crowd) Look(gateway int, fn func(client.Count)) (all bool) {
 	return all
 }
 
-// Get asks a gateway for a count.
+// Get requests a count from a gateway, and checks it.
 func (c *Crowd) Get(ctx context.Context, gateway int, page string) (client.Count, error) {
 	n, err := c.get(ctx, c.gateways[gateway].URL, page)
 	if err == nil {
@@ -233,14 +233,14 @@ func (c *Crowd) Get(ctx context.Context, gateway int, page string) (client.Count
 	return n, err
 }
 
-// off returns an error that says which counts at the gateways that are up are not true, or are stale.
+// off returns an error that says which counts of the gateways that are up are wrong or stale.
 func (c *Crowd) off(ctx context.Context) error {
 	wrong := &faults{}
 	for i, g := range c.gateways {
-		// A gateway that is down says nothing.
 		if !g.Up() {
 			continue
 		}
+
 		all := c.Look(i, func(n client.Count) {
 			want := c.truth.count(n.Page)
 			if n.Count != want || n.Stale {
@@ -255,7 +255,7 @@ func (c *Crowd) off(ctx context.Context) error {
 
 	for i, g := range c.gateways {
 		for _, page := range c.topics() {
-			// The watchers cost nothing to look at, so the gateways are asked when those are right.
+			// Looking at watchers costs nothing, so the gateways are asked only when those are right.
 			if wrong.n > 0 || !g.Up() {
 				break
 			}
@@ -274,11 +274,11 @@ func (c *Crowd) off(ctx context.Context) error {
 	return nil
 }
 
-// steady is how long counts must stay exact before Exact believes them.
+// steady is how long counts must stay exact for Exact.
 const steady = 1200 * time.Millisecond
 
-// Exact waits until all counts are exact and stay so, and returns how long after since
-// that began. It must have begun within the promised 10 s and what late adds, which may be nil.
+// Exact waits until all counts are exact and stay so, and returns how long after since that began. It returns an error
+// if that took longer than the promised 10 s plus late, which may be nil.
 func (c *Crowd) Exact(ctx context.Context, since time.Time, late func() time.Duration) (time.Duration, error) {
 	var begun time.Time
 	for {
@@ -296,8 +296,7 @@ func (c *Crowd) Exact(ctx context.Context, since time.Time, late func() time.Dur
 		pause := pollEvery
 		switch {
 		case err != nil:
-			// One count that is off begins the steady time anew: a truth that flickers is none.
-			begun = time.Time{}
+			begun = time.Time{} // counts that flicker are not exact
 		case begun.IsZero():
 			begun = at
 		case at.Sub(begun) >= steady:
@@ -312,14 +311,14 @@ func (c *Crowd) Exact(ctx context.Context, since time.Time, late func() time.Dur
 	}
 }
 
-// A Ghost is a count that no coming or going of the promised time explains.
+// A Ghost is a wrong count that no arrival or departure within the promised time explains.
 type Ghost struct {
-	By    int64  // its distance from the truth
-	Where string // it was seen
+	By    int64  // distance from the truth
+	Where string // which watcher held it, and when
 }
 
-// Observe looks at the fresh counts that the watchers hold until stop is called, which returns the worst ghost. late is
-// that of Exact.
+// Observe compares the counts that watchers hold and that are not stale with the truth, until stop is called. stop
+// returns the worst ghost. late is as for Exact.
 func (c *Crowd) Observe(ctx context.Context, late func() time.Duration) (stop func() Ghost) {
 	ctx, cancel := context.WithCancel(ctx)
 	var worst Ghost
@@ -340,7 +339,7 @@ func (c *Crowd) Observe(ctx context.Context, late func() time.Duration) (stop fu
 			}
 
 			at := round % len(c.gateways)
-			if c.gateways[at].Up() { // for check
+			if c.gateways[at].Up() { // Get checks the count
 				_, _ = c.Get(ctx, at, c.topics()[round%(len(c.pages)+1)])
 			}
 		}
@@ -353,7 +352,7 @@ func (c *Crowd) Observe(ctx context.Context, late func() time.Duration) (stop fu
 	}
 }
 
-// name returns a name of the tab, for people.
+// name returns the name of the tab, for people.
 func (c *tab) name() string {
 	return cmp.Or(c.user.name, "client") + " " + strconv.FormatUint(c.number, 10)
 }

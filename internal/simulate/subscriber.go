@@ -7,27 +7,26 @@ import (
 	"headcount/client"
 )
 
-// A subscriber looks at counters over the WebSocket of a tab, which comes back whenever its
-// connection is lost.
+// A subscriber subscribes to counters over the WebSocket of a tab, which reconnects whenever its connection is lost.
 type subscriber struct {
 	run     *lastingRun
 	tallies map[string]*tally
-	like    *membership // of the fan whose WebSocket it is; nil: it has the API key
+	like    *membership // of the fan whose WebSocket it is; nil: the WebSocket has the API key
 
 	mu   sync.Mutex
-	held map[string]client.Counter // on this connection; the newest of each counter
+	held map[string]client.Counter // the newest value of each counter on this connection
 }
 
-// take keeps what the server said about a counter. A version that goes back, and the same version with two values, are
+// take checks and stores a value that the server has sent. A version that goes back, and a version with two values, are
 // wrong.
 func (s *subscriber) take(l client.Counter) {
 	t := s.tallies[l.Key]
 	if t == nil {
-		s.run.wrong("counter %q: a subscriber who did not ask for it receives it", l.Key)
+		s.run.wrong("counter %q: a subscriber received it without a subscription", l.Key)
 		return
 	}
 	if err := t.check(&l); err != nil {
-		s.run.wrong("counter %q: a subscriber receives something else than a counter: %v", l.Key, err)
+		s.run.wrong("counter %q: a subscriber received a frame that cannot be of this counter: %v", l.Key, err)
 		return
 	}
 
@@ -36,7 +35,6 @@ func (s *subscriber) take(l client.Counter) {
 		s.run.stats.stale.Add(1)
 	}
 
-	// Faults were noted without it, so that no lock is held while another one is taken.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
@@ -50,7 +48,7 @@ func (s *subscriber) take(l client.Counter) {
 
 // judge compares a counter with what the connection had before.
 func (s *subscriber) judge(had, l *client.Counter) {
-	deleted := s.run.deleting.Load() && l.Version == client.Version{} // the one time at which a version goes back
+	deleted := s.run.deleting.Load() && l.Version == client.Version{} // only then may a version go back
 	if l.Version.Before(had.Version) && !deleted {
 		s.run.stats.backward.Add(1)
 		s.run.wrong("counter %q: the version went back on one connection: from %s to %s", l.Key, had.Version, l.Version)
@@ -67,12 +65,12 @@ func (s *subscriber) begin() {
 	clear(s.held)
 }
 
-// compare notes in wrong what is not the truth.
+// compare compares the values with the truth, and notes in wrong what differs.
 func (s *subscriber) compare(wrong *faults) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	// All that were asked for, not all that came: a counter that never comes is the fault to find.
+	// Over all subscriptions, because a value may never have come.
 	for key, t := range s.tallies {
 		l, ok := s.held[key]
 		if !ok {
@@ -93,9 +91,9 @@ func (s *subscriber) compare(wrong *faults) {
 	}
 }
 
-var errForgotten = errors.New("the server does not know the ids any more that it gave out: give it --id-secret")
+var errForgotten = errors.New("the server does not accept the ids that it has given out: give it --id-secret")
 
-// renamed ends the run when a fan has become somebody else: what the fan has liked would be another user's.
+// renamed ends the run when the server has made a fan another user, to whom the fan's likes do not belong.
 func (s *subscriber) renamed() {
 	if s.like != nil {
 		s.run.fail(errForgotten)

@@ -14,21 +14,20 @@ import (
 	"headcount/client"
 )
 
-// A tab is one client. Its driver says on which page it should be. One goroutine,
-// run, keeps the client connected and on that page until the driver ends it. The
-// wanted page stays the same when the connection is lost.
+// A tab is one client. The driver says on which page it should be. One goroutine, run, keeps the client connected and on
+// that page, even after lost connections, until the driver ends it.
 type tab struct {
 	crowd   *crowd
 	user    *user
 	number  uint64
 	gateway int  // the gateway that it dials first
 	fixed   bool // it dials no other gateway
-	fickle  bool // it does not come back, and is on its page while it is connected
-	strict  bool // an error frame is wrong
-	slow    bool // it has a small buffer, and stops reading when the run asks for that
+	fickle  bool // it does not reconnect, and is in the truth only while it is connected
+	strict  bool // it must not receive error frames
+	slow    bool // it has a small buffer, and does not read while the crowd is deaf
 
 	seen func(t *tab, count *client.Count, when time.Time) // called by run's goroutine with each count; nil for most
-	asks *subscriber                                       // looks at counters over it; nil for most
+	asks *subscriber                                       // subscribes to counters over the tab; nil for most
 
 	stays context.Context // until the tab leaves
 	quit  func()          // ends stays
@@ -36,20 +35,20 @@ type tab struct {
 	mu      sync.Mutex
 	counted bool // it is fickle, and in the truth
 	link    *link
-	joined  holding   // without a page the client is on no page
-	watched []holding // subscribed without being there
+	joined  holding   // its page is "" while the client is on none
+	watched []holding // pages to which the client only subscribes
 }
 
-// A holding is what a client holds of one page.
+// A holding is what a client has received about one page.
 type holding struct {
 	client.Count
-	known   bool // the count came on this connection after the request for the page
-	refused bool // the join was answered with bad_page
+	known   bool // the count has come over this connection
+	refused bool // the server has answered the join with bad_page
 	arrival bool // the next count is the first after a join on a fresh connection
-	bad     bool // the client joined it and the server must refuse it
+	bad     bool // the client has joined the page, but the server must refuse it
 }
 
-// joining returns what a client holds of a page that it is about to join.
+// joining returns the holding of a page that a client is about to join.
 func joining(page string) holding {
 	return holding{Count: client.Count{Page: page}, bad: page != "" && !validPage(page)}
 }
@@ -62,7 +61,7 @@ const (
 	closesFrame             // closes
 	endsSocket              // the connection ends without a close frame
 	resetSocket             // the connection is reset
-	vanishes                // falls silent; the server has to notice
+	vanishes                // falls silent for ever; the server has to notice
 )
 
 // An ending is the reason why a connection ended while its client stays.
@@ -71,14 +70,14 @@ type ending int
 const (
 	lost     ending = iota // without notice
 	reloaded               // the client wanted a new one
-	sentAway               // the server asked for it
+	sentAway               // the server asked for it, with a reconnect frame
 )
 
-// Back-off between attempts to connect, before jitter takes off up to half.
+// Pauses between attempts to connect. Jitter takes off up to half.
 const (
 	firstPause = 100 * time.Millisecond
 	lastPause  = 3 * time.Second
-	steadyLife = 5 * time.Second // a connection this old makes the attempts before it forgotten
+	steadyLife = 5 * time.Second // after a connection of this age the pauses begin anew
 )
 
 func (c *tab) run() {
@@ -87,7 +86,6 @@ func (c *tab) run() {
 	for failures := 0; ; gateway++ {
 		began := time.Now()
 		how, err := c.connect(c.crowd.gateway(gateway))
-		// Nothing of what follows is for a client that has ended.
 		if c.left() {
 			return
 		}
@@ -108,9 +106,8 @@ func (c *tab) run() {
 		var pause time.Duration
 		if how == lost {
 			c.crowd.failed(err)
-			// The shift is bounded with the failures, so it does not overflow.
 			pause = min(firstPause<<failures, lastPause)
-			failures = min(failures+1, 8)
+			failures = min(failures+1, 8) // bounded, so that the shift does not overflow
 		}
 
 		var refused *client.Error
@@ -118,7 +115,7 @@ func (c *tab) run() {
 			pause = max(pause, min(refused.RetryAfter, lastPause))
 		}
 
-		// The fan's calls go on, and would be a stranger's where the server forgot the fan.
+		// The fan's calls go on meanwhile. If the server has forgotten the fan, they would be a stranger's.
 		isFan := c.asks != nil && c.asks.like != nil
 		if isFan {
 			pause = min(pause, pauseMost/5)
@@ -138,7 +135,7 @@ func (c *tab) connect(gateway string) (how ending, err error) {
 		return lost, err
 	}
 
-	// Whatever the error was, it is detach that knows whether the end was asked for.
+	// Only detach knows whether the client or the server wanted the end.
 	defer func() { how = c.detach(l) }()
 
 	var f client.Frame
@@ -161,18 +158,17 @@ func (c *tab) connect(gateway string) (how ending, err error) {
 type link struct {
 	*client.Conn
 	socket socket
-	ending bool // one of the two sides has said that it ends, and how
-	how    ending
-	timer  *time.Timer // ends it when the server asked for that
+	ending bool        // one side has announced the end
+	how    ending      // which end
+	timer  *time.Timer // ends the link after a reconnect frame
 }
 
-// dial opens a connection as the tab's user, and asks for what the tab wants. Until it
-// returns, the user's other new tabs wait when they have no id yet.
+// dial opens a connection as the tab's user, joins and subscribes. While the user has no id yet, the user's other tabs
+// wait until dial returns.
 func (c *tab) dial(gateway string) (l *link, err error) {
 	tokens := c.crowd.cfg.JWTSecret != ""
 	var id string
-	// With tokens the name in the token makes the user; nothing has to be asked for first.
-	if !tokens {
+	if !tokens { // with a token the server knows the user by its name
 		var release func()
 		id, release, err = c.user.claim(c.stays)
 		if err != nil {
@@ -199,7 +195,7 @@ func (c *tab) dial(gateway string) (l *link, err error) {
 	l = &link{}
 	l.socket.received = &c.crowd.stats.bytes
 	l.socket.slow = c.slow
-	// Over TLS the socket sees no headers, only encrypted bytes, so all of them count.
+	// Over TLS the socket cannot see where the headers end, so all bytes count.
 	if strings.HasPrefix(gateway, "https:") {
 		l.socket.matched = len(endOfHeader)
 	}
@@ -228,7 +224,7 @@ func (c *tab) dial(gateway string) (l *link, err error) {
 	return l, nil
 }
 
-// welcomed checks as whom the server has welcomed a tab that dialled with the id, or with a token.
+// welcomed checks as which user the server has welcomed a tab that dialled with an id, or with a token.
 func (c *tab) welcomed(l *link, id string, token bool) error {
 	if token {
 		if l.ID != "" {
@@ -250,13 +246,12 @@ func (c *tab) welcomed(l *link, id string, token bool) error {
 	return nil
 }
 
-// enter gives the link to the tab, and sends the join and the subscriptions. When the tab
-// has left, it resets the link and reports false.
+// enter gives the link to the tab, and sends the join and the subscriptions. If the tab has left during the handshake,
+// it resets the link and reports false.
 func (c *tab) enter(l *link) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	// It may have left while the handshake was under way, and nobody else would close the link.
 	if c.left() {
 		l.socket.reset()
 		l.Abort()
@@ -265,7 +260,7 @@ func (c *tab) enter(l *link) bool {
 
 	c.link = l
 	c.crowd.stats.connects.Add(1)
-	// Under the same lock as the join, so that nobody sees the truth without it.
+	// Under the same lock as the join: see coming.
 	if c.fickle {
 		c.counted = true
 		c.crowd.truth.enter(c.user, c.joined.Page)
@@ -282,14 +277,14 @@ func (c *tab) enter(l *link) bool {
 	}
 
 	if c.joined.Page != "" {
-		c.joined.arrival = !slices.Contains(pages, c.joined.Page) // or the first count is for the subscription
+		c.joined.arrival = !slices.Contains(pages, c.joined.Page) // if subscribed, the first count may be older
 		_ = l.Join(c.joined.Page)
 	}
 
 	return true
 }
 
-// partLocked takes a fickle tab out of the truth.
+// partLocked removes a fickle tab from the truth.
 func (c *tab) partLocked() {
 	if c.counted {
 		c.counted = false
@@ -297,7 +292,7 @@ func (c *tab) partLocked() {
 	}
 }
 
-// coming reports whether a fickle tab may still come.
+// coming reports whether a fickle tab may still enter the truth.
 func (c *tab) coming() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -315,7 +310,6 @@ func (c *tab) detach(l *link) ending {
 		l.timer.Stop()
 	}
 
-	// What is held was received over the connection that is gone.
 	c.link = nil
 	for h := range c.holdings() {
 		h.known = false
@@ -327,7 +321,7 @@ func (c *tab) detach(l *link) ending {
 		c.asks.begin()
 	}
 
-	// An ending that was asked for has been noted as a disturbance already.
+	// An announced end has already been noted as a disturbance.
 	if !l.ending && !c.left() {
 		c.crowd.dropped()
 	}
@@ -346,7 +340,7 @@ func (c *tab) stroll(page string) {
 		return
 	}
 
-	// Enter before exit, so that the user is never gone from the site in between.
+	// Enter before exit, so that the user stays on the site.
 	c.crowd.truth.enter(c.user, page)
 	c.crowd.truth.exit(c.user, c.joined.Page)
 	c.moveLocked(page)
@@ -371,7 +365,7 @@ func (c *tab) moveLocked(page string) {
 		return
 	}
 
-	// Join before leave, so that the user never leaves the site.
+	// Join before leave, so that the user stays on the site.
 	if page != "" {
 		_ = c.link.Join(page)
 	}
@@ -399,15 +393,14 @@ func (c *tab) reload() {
 		return
 	}
 
-	// Before the close, whose end run sees at once.
+	// Set before Close, because run may see the end at once.
 	c.link.how = reloaded
 	c.link.ending = true
 	c.crowd.disturb(c.crowd.cfg.LeaveGrace)
 	c.link.Close()
 }
 
-// leave ends the client for good. It returns at once; run ends when the
-// connection has.
+// leave ends the client for good. It returns at once; run ends with the connection.
 func (c *tab) leave(how exit) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -415,7 +408,7 @@ func (c *tab) leave(how exit) {
 		return
 	}
 
-	// Before the connection ends, so that run does not take its end for a loss.
+	// Before the connection ends, so that run does not take the end for a loss.
 	c.quit()
 	c.partLocked()
 
@@ -446,8 +439,8 @@ func (c *tab) leave(how exit) {
 	c.crowd.disturb(grace)
 }
 
-// cut first asks a silent connection for a sign of life, and ends the connection
-// when it stays silent for too long. The watchdog calls it.
+// cut sends a heartbeat over a connection that has been silent for ask, and ends one that has been silent for limit. The
+// watchdog calls it.
 func (c *tab) cut(now time.Time, ask, limit time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -457,7 +450,7 @@ func (c *tab) cut(now time.Time, ask, limit time.Duration) {
 	}
 
 	quiet := now.Sub(c.link.HeardAt())
-	// A reset, because a connection that answers nothing would not answer a close frame either.
+	// A reset, because nobody would answer a close frame.
 	if quiet > limit {
 		c.link.socket.reset()
 	} else if quiet > ask {
@@ -477,7 +470,7 @@ func (c *tab) closeNow() {
 	}
 }
 
-// handle takes one frame of the server. Only run's goroutine calls it.
+// handle handles one frame of the server. Only run's goroutine calls it.
 func (c *tab) handle(l *link, f *client.Frame) {
 	c.crowd.stats.messages.Add(1)
 	switch f.Type {
@@ -494,7 +487,7 @@ func (c *tab) handle(l *link, f *client.Frame) {
 	}
 }
 
-// count stores a count, unless the tab has left the count's page.
+// count checks a count and stores it.
 func (c *tab) count(l *link, n *client.Count) {
 	now := time.Now()
 	c.crowd.stats.counts.Add(1)
@@ -515,12 +508,12 @@ func (c *tab) count(l *link, n *client.Count) {
 	c.hold(l, n)
 }
 
-// hold keeps the count as that of its page, if the tab holds that.
+// hold stores a count, unless the tab has left the count's page.
 func (c *tab) hold(l *link, n *client.Count) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	// A frame of a connection that has been replaced says nothing about this one.
+	// The frame may be from an earlier connection.
 	if c.link != l {
 		return
 	}
@@ -533,7 +526,7 @@ func (c *tab) hold(l *link, n *client.Count) {
 			c.crowd.wrong("page %q: the server accepts a page that is not allowed", n.Page)
 		}
 
-		// Only on one connection: another gateway may be a moment behind.
+		// h.known means the same connection. Another gateway may be a moment behind.
 		if h.known && n.Version.Before(h.Version) {
 			c.crowd.stats.backward.Add(1)
 			c.crowd.wrong("page %q: the version went back from %s to %s", n.Page, h.Version, n.Version)
@@ -545,7 +538,7 @@ func (c *tab) hold(l *link, n *client.Count) {
 				"which does not include the user who joined", n.Page, n.Count, n.Version)
 		}
 
-		// The page stays: it is the driver's, who reads it without a lock.
+		// Not all of h.Count, because the driver reads h.Page without the lock.
 		h.Count.Count = n.Count
 		h.Version = n.Version
 		h.Stale = n.Stale
@@ -554,7 +547,7 @@ func (c *tab) hold(l *link, n *client.Count) {
 	}
 }
 
-// holdings returns what the client holds, the joined page first. A page may be both joined and watched.
+// holdings returns all holdings, that of the joined page first. A page may be both joined and watched.
 func (c *tab) holdings() iter.Seq[*holding] {
 	return func(yield func(*holding) bool) {
 		if c.joined.Page != "" && !yield(&c.joined) {
@@ -595,9 +588,8 @@ func (c *tab) failed(l *link, f *client.Frame) {
 	}
 }
 
-// reconnect obeys a reconnect frame.
+// reconnect obeys a reconnect frame, but waits for maxReconnect at most.
 func (c *tab) reconnect(l *link, after time.Duration) {
-	// A server may ask for anything; the run must go on.
 	after = min(max(after, 0), maxReconnect)
 
 	c.mu.Lock()
@@ -622,13 +614,13 @@ func (c *tab) reconnect(l *link, after time.Duration) {
 
 const maxReconnect = time.Minute
 
-// look reports whether the client is on the wanted page and knows its counts. It
-// passes each count that the client holds to check, which may be nil.
+// look reports whether the client is placed: connected, on its page, and with all its counts. It passes each count that
+// the client holds to check, which may be nil.
 func (c *tab) look(check func(client.Count)) (placed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	// A connection that is about to end holds counts that nobody updates any more.
+	// Counts over a connection that is about to end may be out of date.
 	placed = c.link != nil && !c.link.ending
 	for h := range c.holdings() {
 		placed = placed && (h.known || h.refused)

@@ -6,26 +6,25 @@ import (
 	"headcount/client"
 )
 
-// A tally is the truth about one counter that lasts, and about the changes that are
-// under way. Workers and the driver share it.
+// A tally is the truth about one counter, and about its changes that are under way. Workers and the driver share it.
 //
-// A change is started before it is first sent, and lands when it is acknowledged, or
-// is refused. What is started and neither landed nor refused may have landed.
+// A change starts before it is first sent. It lands when it is acknowledged, unless it is refused. The server may have
+// made a change that has started and has neither landed nor been refused.
 type tally struct {
 	key, kind string
-	floor     bool // 0 is its floor
+	floor     bool // its floor is 0
 
 	mu      sync.Mutex
-	started moves // those that were refused are taken out again
+	started moves // without those that were refused
 	landed  moves
-	newest  client.Version // of the acknowledged changes
-	doubted bool           // something was wrong since the last checkpoint
-	entries uint64         // that the ledger must have; of exact
-	read    uint64         // seq of the last entry that was checked; the driver's
-	after   int64          // of that entry; the driver's
+	newest  client.Version // of the changes that have landed
+	doubted bool           // a value since the last checkpoint was wrong
+	entries uint64         // how many the ledger of an exact counter must have
+	read    uint64         // seq of the last ledger entry that was checked; the driver's
+	after   int64          // the value after that entry; the driver's
 }
 
-// moves are sums of what went up and what went down, both positive.
+// moves are the sums of all increases and of all decreases, both positive.
 type moves struct{ up, down int64 }
 
 func (m moves) plus(delta int64) moves {
@@ -46,7 +45,7 @@ func (m moves) minus(delta int64) moves {
 	return m
 }
 
-// A moment is what was acknowledged when a call began.
+// A moment is what had landed when a call began.
 type moment struct {
 	landed moves
 	newest client.Version
@@ -76,7 +75,7 @@ func (t *tally) land(delta int64) {
 	defer t.mu.Unlock()
 
 	t.landed = t.landed.plus(delta)
-	// A change by 0, such as a member who is in already, has no entry.
+	// A change by 0 has no entry in the ledger.
 	if delta != 0 {
 		t.entries++
 	}
@@ -105,7 +104,7 @@ func (t *tally) bounds(since moment) (low, high int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 
-	// The least that it can be: everything that may have gone down, and nothing more up than was acknowledged.
+	// At the lowest, all decreases that have started are made, and no increases but those that had landed.
 	low = since.landed.up - t.started.down
 	high = t.started.up - since.landed.down
 	if t.floor {
@@ -115,9 +114,8 @@ func (t *tally) bounds(since moment) (low, high int64) {
 	return low, high
 }
 
-// doubt records that the counter's value is wrong, and reports whether it was right since
-// the last checkpoint. Only the first wrong answer is worth a report, because all later ones
-// follow from it.
+// doubt records that a value of the counter was wrong, and reports whether it was the first since the last checkpoint.
+// Only the first one is worth a report, because the others follow from it.
 func (t *tally) doubt() (first bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -136,8 +134,7 @@ func (t *tally) trust() {
 	t.doubted = false
 }
 
-// fits reports whether a change downwards that was started then can never have had too
-// little.
+// fits reports whether a decrease that started at a moment had enough all the time.
 func (t *tally) fits(since moment) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -153,13 +150,13 @@ func (t *tally) value() int64 {
 	return t.landed.up - t.landed.down
 }
 
-// correct takes over a wrong value that was reported, so that it is reported once.
+// correct makes a wrong value that was reported the truth, so that it is reported once.
 func (t *tally) correct(value int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 
 	delta := value - (t.landed.up - t.landed.down)
-	// In both sums, so that the difference between what is started and what has landed stays.
+	// In both sums, so that the difference between them stays the same.
 	t.started = t.started.plus(delta)
 	t.landed = t.landed.plus(delta)
 }

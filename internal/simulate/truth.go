@@ -6,23 +6,23 @@ import (
 	"time"
 )
 
-// truth is what the run itself has done: who is on which page with how many tabs. It
-// also remembers for a while who came and went.
+// truth is what the run itself has done: which users are on which page, and with how many tabs. It also remembers for a
+// while who came and left.
 type truth struct {
 	mu    sync.Mutex
-	pages map[string]map[*user]int // page, user, tabs there
-	users map[*user]int            // user, tabs on any page
-	moves map[string][]arrival     // page, in order of time; the last remember
+	pages map[string]map[*user]int // how many tabs each user has on each page
+	users map[*user]int            // how many tabs each user has
+	moves map[string][]arrival     // of each page, in the order of time
 }
 
-// An arrival is a user who came, or who left.
+// An arrival is that of a user or, unless on, a departure.
 type arrival struct {
 	at   time.Time
 	user *user
 	on   bool
 }
 
-const remember = 2 * time.Minute
+const remember = 2 * time.Minute // for how long truth.moves go back
 
 func newTruth() *truth {
 	return &truth{
@@ -32,8 +32,7 @@ func newTruth() *truth {
 	}
 }
 
-// enter notes one more tab of u on the page. A page that the server must refuse
-// is nowhere.
+// enter notes one more tab of u on the page. Nobody is on a page that the server must refuse.
 func (t *truth) enter(u *user, page string) {
 	if !validPage(page) {
 		return
@@ -50,12 +49,11 @@ func (t *truth) enter(u *user, page string) {
 	t.addLocked(t.users, wholeSite, u)
 }
 
-// exit notes one tab less; without a tab there it does nothing.
+// exit notes one tab less. Without a tab on the page it does nothing.
 func (t *truth) exit(u *user, page string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 
-	// A page that is not allowed was never entered.
 	if t.pages[page][u] == 0 {
 		return
 	}
@@ -106,8 +104,8 @@ func (t *truth) countLocked(page string) int64 {
 	return int64(len(t.pages[page]))
 }
 
-// distance returns how far n is from the counts that are possible when each user's last coming or going since then may
-// or may not have arrived.
+// distance returns how far n is from the possible counts. Each user's last arrival or departure since then may or may
+// not be in them yet.
 func (t *truth) distance(page string, n int64, since time.Time) int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -116,7 +114,7 @@ func (t *truth) distance(page string, n int64, since time.Time) int64 {
 	high := low
 	moved := map[*user]bool{}
 
-	// From the newest on, because only a user's last move may not have arrived; the ones before are overtaken by it.
+	// From the newest to the oldest, because only a user's last move matters.
 	for _, m := range slices.Backward(t.moves[page]) {
 		if m.at.Before(since) {
 			break

@@ -7,25 +7,25 @@ import (
 	"sync"
 )
 
-// A user is one person with any number of tabs. Anonymous users get their id from
-// the server with the first tab; the others send it back, so that they count as one.
+// A user is one person with any number of tabs. The first tab of an anonymous user gets an id from the server. The other
+// tabs present the same id, so that they count as one user.
 type user struct {
 	name string // the token's subject; not sent without tokens
 
-	// first holds a value while a tab asks for the user's first id. The other tabs
-	// wait for it, or each would become a user of its own.
+	// first holds a value while a tab requests the user's first id. The other tabs wait for it, because otherwise each
+	// would become a user of its own.
 	first chan struct{}
 
 	mu   sync.Mutex
-	id   string // signed, as it is sent back; empty until the first welcome
-	who  string // the same as `welcome` names the user
+	id   string // signed by the server; empty until the first welcome
+	who  string // the name of the user in `welcome`
 	tabs []*tab
 }
 
 func newUser(name string) *user { return &user{name: name, first: make(chan struct{}, 1)} }
 
-// claim returns the id to dial with. When there is none yet it lets one caller
-// through at a time; release lets the next one look again.
+// claim returns the id to dial with. Until there is one, it lets one caller at a time dial without it; release lets the
+// next one go on.
 func (u *user) claim(ctx context.Context) (id string, release func(), err error) {
 	if id := u.signed(); id != "" {
 		return id, func() {}, nil
@@ -37,10 +37,10 @@ func (u *user) claim(ctx context.Context) (id string, release func(), err error)
 		return "", nil, ctx.Err()
 	}
 
-	// Callers release by defer as well, which must not free the place of another tab.
+	// Once, because callers release again by defer, which must not free the place of another tab.
 	release = sync.OnceFunc(func() { <-u.first })
 
-	// The tab that was let through before may have brought the id.
+	// The tab before may have got the id.
 	if id := u.signed(); id != "" {
 		release()
 		return id, release, nil
@@ -56,14 +56,14 @@ func (u *user) signed() string {
 	return u.id
 }
 
-// acceptWelcome stores what `welcome` says about a tab that dialled with the id sent. It reports false if the server
-// takes the tab for another user than the user's other tabs: then the tab must dial again. renamed says that the server
-// has given the user a new id, as a server does that has lost its secret in a restart.
+// acceptWelcome stores what `welcome` says about a tab that dialled with the id sent. It reports false if the server has
+// welcomed the tab as another user than the user's other tabs: then the tab must dial again. renamed says that the
+// server has given the user a new id, for example because it has lost its secret in a restart.
 func (u *user) acceptWelcome(sent, who, id string) (ok, renamed bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 
-	// The user got another id after this tab had dialled; it dials again with that one.
+	// The user has got another id since this tab dialled, and the tab must dial again with that one.
 	if u.who != who && u.id != sent {
 		return false, false
 	}
@@ -75,11 +75,11 @@ func (u *user) acceptWelcome(sent, who, id string) (ok, renamed bool) {
 	return true, renamed
 }
 
-// called returns what the server calls the user.
+// called returns the server's name for the user.
 func (u *user) called() string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return cmp.Or(u.who, u.name) // with tokens it is the name, which each tab checks
+	return cmp.Or(u.who, u.name) // with tokens the server must use the token's name, as each tab checks
 }
 
 func (u *user) add(c *tab) {
@@ -96,8 +96,7 @@ func (u *user) remove(c *tab) {
 	u.tabs = slices.DeleteFunc(u.tabs, func(t *tab) bool { return t == c })
 }
 
-// open returns the tabs that are meant to stay. A tab that has left is still
-// among u.tabs until its goroutine has ended.
+// open returns the tabs that have not left. A tab that has left stays in u.tabs until its goroutine has ended.
 func (u *user) open() []*tab {
 	u.mu.Lock()
 	defer u.mu.Unlock()
