@@ -6,8 +6,8 @@ import (
 	"headcount/presence/pncounter"
 )
 
-// Copy is one region's copy of another region's bucket. It defines what merge.lua must do. The
-// zero Copy is empty. One goroutine at a time may use a Copy.
+// Copy is one region's copy of another region's bucket. It is the specification of merge.lua. The zero Copy is empty.
+// One goroutine at a time may use a Copy.
 type Copy struct {
 	Log, Cursor uint64
 	Floor, High uint64
@@ -25,7 +25,7 @@ func (c *Copy) Merge(b pncounter.Batch) pncounter.Ack {
 		if b.From > c.Cursor {
 			return c.ack(pncounter.Gap)
 		}
-	case 1: // a log begins above all incarnations that the copy knows, and is read from its start
+	case 1: // a new log begins above all incarnations that the copy knows, and is read from its start
 		if b.Log <= highest {
 			return c.ack(pncounter.Behind)
 		}
@@ -40,7 +40,7 @@ func (c *Copy) Merge(b pncounter.Batch) pncounter.Ack {
 	}
 
 	var refused []int
-	if b.To > c.Cursor { // otherwise the copy has had all of the batch
+	if b.To > c.Cursor { // otherwise the copy already has the whole batch
 		if c.Pairs == nil {
 			c.Pairs = map[string]pncounter.Pair{}
 		}
@@ -86,8 +86,8 @@ func (c *Copy) Value(page string) int64 {
 	return 0
 }
 
-// mergePairs returns the newest that two copies of one region's pair know. It is commutative,
-// associative and idempotent.
+// mergePairs returns the newest state that two copies of one region's pair know. It is commutative, associative and
+// idempotent.
 func mergePairs(p, o pncounter.Pair) pncounter.Pair {
 	switch cmp.Compare(p.Incarnation, o.Incarnation) {
 	case -1:
@@ -96,9 +96,11 @@ func mergePairs(p, o pncounter.Pair) pncounter.Pair {
 		return p
 	}
 
-	p.Increments, p.Decrements = max(p.Increments, o.Increments), max(p.Decrements, o.Decrements)
+	p.Increments = max(p.Increments, o.Increments)
+	p.Decrements = max(p.Decrements, o.Decrements)
+
 	return p
 }
 
-// value returns the number of a pair's users, never negative.
+// value returns how many users a pair stands for, never a negative number.
 func value(p pncounter.Pair) int64 { return max(p.Increments-p.Decrements, 0) }

@@ -28,8 +28,7 @@ func unknownTopics(t *testing.T, s Store) {
 	}
 
 	for i, u := range updates {
-		// The others are of kinds whose values this store cannot know.
-		known := i == 1
+		known := i == 1 // the store has no values of the other kinds
 		if u.Topic != list[i] || (u.Version != presence.Version{}) != known || (u.Value != "") != known {
 			t.Errorf("%s reads as %+v", list[i], u)
 		}
@@ -64,7 +63,7 @@ func attached(t testing.TB, s presence.Store, page string) []string {
 
 func endpoints(t *testing.T, s Store) {
 	e := listen(t, s, allBuckets())
-	// The page of that name on another site keeps its endpoint all the time.
+	// The page of the same name on another site keeps its endpoint all the time.
 	if _, err := s.Attach(t.Context(), "g1", topics(twin)); err != nil {
 		t.Fatal(err)
 	}

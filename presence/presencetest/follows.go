@@ -40,8 +40,8 @@ func wantUnread(t testing.TB, b *unread.FollowService, u unread.User, want int64
 	return updated
 }
 
-// notifications checks the list of unread pages: the newest first, each with the note of its
-// newest unread change that has a note.
+// notifications tests the list of unread pages: the newest first, each with the note of its newest unread change that
+// has one.
 func notifications(t *testing.T, s Store) {
 	b, u := unread.NewFollowService(s), freshUser()
 	a, z := freshName(), freshName()
@@ -53,7 +53,7 @@ func notifications(t *testing.T, s Store) {
 		}
 
 		for i := range got {
-			// The time is the store's, so it is only near this one.
+			// The store's clock may differ a little.
 			if since := time.Since(got[i].At); since < -time.Second || since > time.Minute {
 				t.Errorf("%+v is of %s", got[i], got[i].At)
 			}
@@ -131,12 +131,12 @@ func unreadUpdated(t *testing.T, s Store) {
 	follow(t, b, u, page)
 
 	if at := wantUnread(t, b, u, 0); !at.IsZero() {
-		t.Errorf("there never was one, but it was updated %s", at)
+		t.Errorf("it was updated at %s, but there was no unread change", at)
 	}
 
 	change(t, s, page, unread.Change{By: &u})
 	if at := wantUnread(t, b, u, 0); !at.IsZero() {
-		t.Errorf("the own change moved it, %s", at)
+		t.Errorf("the user's own change updated it, at %s", at)
 	}
 
 	change(t, s, page, unread.Change{})
@@ -159,7 +159,7 @@ func unreadUpdated(t *testing.T, s Store) {
 	}
 }
 
-// interrupted calls its function before once, before the first Save.
+// interrupted calls before once, before the first Save.
 type interrupted struct {
 	unread.Store
 	before func()
@@ -185,7 +185,7 @@ func changeInReset(t *testing.T, s Store) {
 	reset(t, slow, u)
 	wantUnread(t, b, u, 1)
 
-	// A reset that another reset overtakes does not undo the other one.
+	// A reset during which there was another reset does not undo that one.
 	slow = unread.NewFollowService(&interrupted{s, func() {
 		change(t, s, page, unread.Change{})
 		reset(t, b, u)
@@ -200,12 +200,12 @@ func editsAtOnce(t *testing.T, s Store) {
 	u := freshUser()
 	var wg sync.WaitGroup
 	for w := range 8 {
-		b := unread.NewFollowService(s) // of another gateway
+		b := unread.NewFollowService(s) // as another gateway has it
 		wg.Go(func() {
 			for i := range 10 {
 				page := fmt.Sprintf("p%d-%d", w, i)
 				err := b.Follow(t.Context(), u, page)
-				// On a busy machine others may win every attempt. One of them ends each time.
+				// On a busy machine another edit may win each attempt, and then that one is done.
 				for errors.Is(err, presence.ErrUnavailable) {
 					err = b.Follow(t.Context(), u, page)
 				}
@@ -222,7 +222,7 @@ func editsAtOnce(t *testing.T, s Store) {
 	}
 }
 
-// changed is the expected state of a page that changes.
+// changed is the expected state of a page with unread changes.
 type changed struct {
 	level unread.Level // with the times and the incarnation that the store gave it
 	keys  map[string]bool
@@ -269,8 +269,8 @@ func (c *changed) make(t tb, s unread.Store, page string, change unread.Change) 
 	return true
 }
 
-// check compares the level and the authors of a page with the model. Authors are those who have changed the page after
-// Level.By was since.
+// check compares the level and the authors of a page with the model. Authors returns the users who have changed the page
+// since Level.By was since.
 func (c *changed) check(t tb, s unread.Store, page string, since int64, users []unread.User) {
 	for _, u := range users {
 		if l, own := level(t, s, u, page); l != c.level || own != c.owns[u] {
@@ -292,7 +292,7 @@ func (c *changed) check(t tb, s unread.Store, page string, since int64, users []
 	}
 }
 
-// unreadModel runs random sequences of events on the store and on a model.
+// unreadModel compares random histories of the store with a model.
 func unreadModel(t *testing.T, s Store) {
 	type place struct {
 		user, page int
@@ -364,7 +364,7 @@ func unreadModel(t *testing.T, s Store) {
 				if len(r.Follows) != 0 || !r.Updated.IsZero() || r.Version.Compare(before.Version) <= 0 {
 					rt.Fatalf("%+v became %+v", before, r)
 				}
-				// Of this user alone: the others follow on.
+				// The other users still follow their pages.
 				maps.DeleteFunc(model, func(pl place, _ int64) bool { return pl.user == at.user })
 			case "reset":
 				is, err := b.Reset(ctx, u)
@@ -385,7 +385,7 @@ func unreadModel(t *testing.T, s Store) {
 				}
 			}
 
-			// After each event the store knows of the page what the model knows, and the sums of both users are right.
+			// After each event the store agrees with the model about the page, and about the sums of both users.
 			past[at.page].check(rt, s, page, rapid.Int64Range(0, past[at.page].level.By).Draw(rt, "since"), users)
 
 			for i, u := range users {
@@ -407,8 +407,8 @@ func unreadModel(t *testing.T, s Store) {
 	})
 }
 
-// A save whose caller has given up may arrive at any time. Once a later call is answered, also one that had nothing to
-// change, the save has no effect.
+// lateSaves tests saves that arrive after their caller has given up. When a later call has been answered, even one that
+// changed nothing, such a save must have no effect.
 func lateSaves(t *testing.T, s Store) {
 	b, page := unread.NewFollowService(s), freshName()
 	following := unread.Record{Follows: []unread.Follow{{Page: page}}}
@@ -417,9 +417,9 @@ func lateSaves(t *testing.T, s Store) {
 	forgets := func(u unread.User) error { return b.Forget(t.Context(), u) }
 
 	for name, tc := range map[string]struct {
-		follows bool                      // before
-		late    unread.Record             // what the late save makes of it
-		call    func(u unread.User) error // which is answered before the save arrives
+		follows bool                      // the user follows the page at first
+		late    unread.Record             // the record that the late save brings
+		call    func(u unread.User) error // is answered before the save arrives
 	}{
 		"a follow after an unfollow": {false, following, unfollows},
 		"a follow after an erasure":  {false, following, forgets},

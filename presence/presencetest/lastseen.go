@@ -8,7 +8,7 @@ import (
 	"headcount/presence"
 )
 
-// depart writes departures, each with the member that it removes.
+// depart writes departures, and removes the members.
 func (w *writer) depart(departures ...presence.Departure) {
 	w.t.Helper()
 	c := w.change(nil)
@@ -25,7 +25,7 @@ func (w *writer) depart(departures ...presence.Departure) {
 	}
 }
 
-// wantSeen checks when users departed. The zero time means that it is not known.
+// wantSeen checks when users departed. The zero time means that the store does not know.
 func wantSeen(t tb, s Store, users []presence.User, want ...time.Time) {
 	t.Helper()
 	got, err := s.LastSeen(t.Context(), users)
@@ -56,7 +56,7 @@ func departed(t *testing.T, s Store) {
 	users := []presence.User{other, never, b, a}
 	wantSeen(t, s, users, at.Add(time.Second), time.Time{}, at, at)
 
-	// The next owner moves a departure on, but never back.
+	// The next owner can make a departure later, but not earlier.
 	next := claim(t, s, 3)
 	wantSeen(t, s, users, at.Add(time.Second), time.Time{}, at, at)
 
@@ -64,7 +64,7 @@ func departed(t *testing.T, s Store) {
 	next.depart(presence.Departure{User: b, At: at.Add(-5 * time.Second)})
 	wantSeen(t, s, users, at.Add(time.Second), time.Time{}, at, at.Add(5*time.Second))
 
-	// By the claim of before, which the next owner has ended.
+	// The former claim permits nothing.
 	late := w.change(nil)
 	late.Departures = []presence.Departure{{User: never, At: at}}
 	if o := s.Write(t.Context(), []presence.Change{late}); o[0].Err == nil {
@@ -87,7 +87,7 @@ func manyDeparted(t *testing.T, s Store) {
 	}
 
 	w := claim(t, s, 3)
-	// Only one member changes, so the batches of members say nothing about those of departures.
+	// With only one change of a member, no batch of members splits the departures.
 	c := w.change([]presence.MemberChange{{Member: presence.Member{User: 1, Page: "p"}}})
 	c.Departures = departures
 	w.write(c)

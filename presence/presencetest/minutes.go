@@ -8,8 +8,7 @@ import (
 	"headcount/presence/minutes"
 )
 
-// runningMinute tests the statistics of the running minute. The test may run into the next
-// minute.
+// runningMinute tests the statistics of the current minute. The test may run into the next one.
 func runningMinute(t *testing.T, s Store) {
 	v, w := claim(t, s, 5), claim(t, s, 6)
 	answer := func(page string) minutes.Answer {
@@ -67,7 +66,7 @@ func runningMinute(t *testing.T, s Store) {
 	}
 }
 
-// runningDay tests the statistics of the running day: the time that users are present is known to the millisecond. The
+// runningDay tests the statistics of the current day, which have the time that users were present in milliseconds. The
 // test may run into the next day.
 func runningDay(t *testing.T, s Store) {
 	v := claim(t, s, 5)
@@ -77,36 +76,41 @@ func runningDay(t *testing.T, s Store) {
 		for _, u := range arrivals {
 			c.Arrivals = append(c.Arrivals, presence.Arrival{User: u, Page: "p"})
 		}
-		// The store's clock is read between the two, and has milliseconds.
+		// The store reads its clock, which has milliseconds, between these two times.
 		before = time.Now().Truncate(time.Millisecond)
 		v.write(c)
 		return before, time.Now().Add(time.Millisecond)
 	}
+
 	today := minutes.DayOf(time.Now())
 	least, most := time.Duration(0), time.Duration(0)
 	for range 5 {
 		before, after := write(7, 1, 2, 3, 4, 5, 6, 7)
 		time.Sleep(130 * time.Millisecond)
 		left, gone := write(0)
-		// As short and as long as it may have been, by when the calls began and ended.
 		least += 7 * left.Sub(after)
 		most += 7 * gone.Sub(before)
 	}
+
 	_, now := write(2, 1, 2)
 	list, err := s.Days(t.Context(), "p", today)
 	if err != nil || len(list) == 0 {
 		t.Fatalf("%d days, %v", len(list), err)
 	}
+
 	sum := minutes.Day{}
-	// There are two when the day ended meanwhile.
+	// There are two if a day has ended meanwhile.
 	for _, d := range list {
 		sum.Max = max(sum.Max, d.Max)
 		sum.Presence += d.Presence
-		sum.Last, sum.Until = d.Last, d.Until
+		sum.Last = d.Last
+		sum.Until = d.Until
 	}
-	is := time.Duration(sum.Presence+sum.Last*(now.UnixMilli()-sum.Until)) * time.Millisecond
-	if sum.Max != 7 || sum.Last != 2 || is < least || is > most+2*time.Since(now)+100*time.Millisecond {
-		t.Errorf("%+v: users were present for %s, want %s to %s", sum, is, least, most)
+
+	present := time.Duration(sum.Presence+sum.Last*(now.UnixMilli()-sum.Until)) * time.Millisecond
+	tooLong := present > most+2*time.Since(now)+100*time.Millisecond
+	if sum.Max != 7 || sum.Last != 2 || present < least || tooLong {
+		t.Errorf("%+v: users were present for %s, want %s to %s", sum, present, least, most)
 	}
 	if nobody, err := s.Days(t.Context(), "q", today); len(nobody) > 0 || err != nil {
 		t.Errorf("a page nobody ever joined: %+v, %v", nobody, err)

@@ -17,8 +17,8 @@ import (
 // owner is a partition, with the data that its owners have written.
 type owner struct {
 	*writer
-	past    []presence.Claim  // of earlier owners
-	sent    []presence.Change // under the present claim, in this history
+	past    []presence.Claim  // of former owners
+	sent    []presence.Change // under the current claim, in this history
 	run     int               // number of the history that its members belong to
 	members map[place]presence.Member
 }
@@ -40,13 +40,13 @@ type history struct {
 	seen    map[string]presence.Count
 	joined  map[string]bool // the pages that ever had users
 	changed map[string]bool // the pages of the last step
-	began   time.Time       // the last step
+	began   time.Time       // when the last step began
 }
 
-// model runs random histories against maps. Owners write counts and members, of one partition or of many at once,
-// replace each other, and repeat their writes. Former owners go on writing. After each step the counts are sums, and
-// every count that has changed has a newer version. In the end a watcher has received every count once, and the owners
-// find their members.
+// model compares random histories of the store with maps. Owners write counts and members, of one partition or of many
+// at once, replace each other, and repeat their writes. Former owners go on writing. After each step each count must be
+// the sum over its partitions, and a count that has changed must have a newer version. At the end a watcher must have
+// received every count once, and the owners must find their members.
 func model(t *testing.T, s Store) {
 	e := listen(t, s, allBuckets())
 	var owners []*owner
@@ -55,11 +55,10 @@ func model(t *testing.T, s Store) {
 		owners = append(owners, &owner{writer: &writer{t: t, s: s, claim: c}})
 	}
 
-	// Pages are compared byte by byte, also at their ends.
+	// The store must compare pages byte by byte, including their ends.
 	names := []string{"é", "e\u0301", "E", "e", "{e}", "a:b", "a|b", "日本", "*x", "q|:{}\"", "\U0001F600"}
 
 	run := 0
-
 	rapid.Check(testkit.ForRapid(t), func(rt *rapid.T) {
 		run++
 		h := &history{
@@ -73,7 +72,7 @@ func model(t *testing.T, s Store) {
 		h.pages = append(h.pages, presence.SiteOf("shop").Qualify(h.pages[0]))
 		h.check()
 
-		// Few partitions do most of the work, so that they meet on the pages.
+		// Few partitions take most steps, so that they often change the same pages.
 		few := rapid.SliceOfN(rapid.IntRange(0, len(owners)-1), 1, 3).Draw(rt, "partitions")
 		for range rapid.IntRange(1, 25).Draw(rt, "steps") {
 			h.step(few)
@@ -110,10 +109,10 @@ func model(t *testing.T, s Store) {
 				rt.Fatalf("Updates = %+v, want %+v", updates[i], h.seen[page])
 			}
 
-			heard := e.heard[presence.CountTopic(page)]
-			for i := 1; i < len(heard); i++ {
-				if heard[i].Version.Compare(heard[i-1].Version) <= 0 {
-					rt.Fatalf("told %+v after %+v", heard[i], heard[i-1])
+			received := e.received[presence.CountTopic(page)]
+			for i := 1; i < len(received); i++ {
+				if received[i].Version.Compare(received[i-1].Version) <= 0 {
+					rt.Fatalf("received %+v after %+v", received[i], received[i-1])
 				}
 			}
 		}
@@ -158,7 +157,7 @@ func (h *history) step(few []int) {
 		}
 
 		h.write(changes...)
-	case "repeat": // the last one, or one that others have overtaken
+	case "repeat": // the last write, or an earlier one
 		if o.run == h.run && len(o.sent) > 0 {
 			again := rapid.SampledFrom(o.sent).Draw(h.T, "again")
 			h.write(again)
@@ -191,8 +190,7 @@ func (h *history) step(few []int) {
 // change draws a change of the partition, and applies it to the expected state.
 func (h *history) change(p int, size int64) presence.Change {
 	o := h.owners[p]
-	first := o.run != h.run // a first change removes the members of the former history
-
+	first := o.run != h.run // the first change removes the members of an earlier history
 	if first {
 		o.run = h.run
 		o.sent = nil
@@ -209,7 +207,7 @@ func (h *history) change(p int, size int64) presence.Change {
 	for range rapid.IntRange(0, 3).Draw(h.T, "members") {
 		user := rapid.SampledFrom([]presence.User{0, 1, 2, 1<<64 - 1}).Draw(h.T, "user")
 		at := place{user, rapid.SampledFrom(h.pages).Draw(h.T, "page")}
-		// The change of a node names each member once.
+		// A node's change names each member only once.
 		if named[at] {
 			continue
 		}
@@ -237,7 +235,7 @@ func (h *history) change(p int, size int64) presence.Change {
 			h.users[page] = map[int]int64{}
 		}
 
-		// A count that stays need not be published.
+		// The store need not publish a count that stays the same.
 		h.changed[page] = h.changed[page] || h.users[page][p] != n
 		h.joined[page] = h.joined[page] || n > 0
 		h.users[page][p] = n
@@ -270,7 +268,7 @@ func (h *history) total(page string) (sum int64) {
 	return sum
 }
 
-// check checks the counts of all pages, and of one that nobody has written.
+// check checks the counts of all pages, and of a page that nobody has written.
 func (h *history) check() {
 	pages := append([]string{"never written"}, h.pages...)
 	counts, err := h.s.Counts(h.Context(), pages)
@@ -312,7 +310,7 @@ func (h *history) load(p int) {
 		got[place{m.User, m.Page}] = m
 	}
 
-	// The store may keep the end by another clock, see holds.
+	// The store may compute the end by another clock: see holds.
 	same := func(a, b presence.Member) bool {
 		return a.Alone == b.Alone && a.Hold.IsZero() == b.Hold.IsZero() && a.Hold.Sub(b.Hold).Abs() < time.Hour/2
 	}

@@ -7,8 +7,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// Parts has parts of the contract by name, and why a set-up of a store can differ there from those that keep the whole
-// contract.
+// Parts has parts of the contract, by name, with the reason why a set-up of a store can differ in each from a store that
+// passes the whole contract.
 type Parts map[string]string
 
 // RunParts tests parts of the contract.
@@ -21,7 +21,7 @@ func RunParts(t *testing.T, some Parts, open Factory) {
 	onServer(t, names, open)
 }
 
-// atOnce are the parts that wait for nothing: no time, no publication, no other caller.
+// atOnce are the parts that wait for nothing: neither for time nor for publications or other callers.
 var atOnce = []string{
 	"a change during a reset is not lost",
 	"a departure is remembered",
@@ -42,8 +42,8 @@ var atOnce = []string{
 	"the running minute is remembered",
 }
 
-// onServer tests parts in real time. Those that wait for nothing are one test, whose log names the part: a machine that
-// is busy fails none of them.
+// onServer tests parts in real time. Those that wait for nothing are one test, whose log names each part: they take
+// milliseconds, and cannot fail because the machine is busy.
 func onServer(t *testing.T, names []string, open Factory) {
 	var quick []string
 	for _, name := range names {

@@ -1,5 +1,5 @@
-// Package presencetest tests the contract of a store. The store in memory and the one on a single Redis keep all of it,
-// other set-ups the parts in which they can differ.
+// Package presencetest tests the contract of a store of presence. The store in memory and the one on a single Redis pass
+// all of it, and every other set-up the parts in which it can differ.
 package presencetest
 
 import (
@@ -32,15 +32,14 @@ type Store interface {
 	Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error)
 }
 
-// Factory returns an empty store of the region "local", without peers, with the default
-// numbers of partitions and buckets, that remembers minutes, and departures
-// for an hour. The test's cleanup removes the store.
+// Factory returns an empty store of the region "local", without peers, with the default numbers of partitions and
+// buckets. The store remembers minutes, and departures for an hour. It ends with the test.
 type Factory func(t testing.TB) Store
 
-// Run tests the whole contract, for a store on a server that no other set-up tests in full.
+// Run tests the whole contract of a store on a server.
 func Run(t *testing.T, open Factory) { onServer(t, partNames(), open) }
 
-// RunInBubble tests the whole contract by the clock of synctest, for a store within the process.
+// RunInBubble tests the whole contract of a store within the process, with the clock of synctest.
 func RunInBubble(t *testing.T, open Factory) {
 	for _, name := range partNames() {
 		t.Run(name, func(t *testing.T) {
@@ -49,7 +48,7 @@ func RunInBubble(t *testing.T, open Factory) {
 	}
 }
 
-// completed has the parts that begin with a store whose partitions are complete.
+// completed has the parts that need a store whose partitions are complete.
 var completed = map[string]func(*testing.T, Store){
 	"a claim says how old the one before is":         claimed,
 	"a hold has its end":                             holds,
@@ -69,7 +68,7 @@ var completed = map[string]func(*testing.T, Store){
 	"any history of owners equals the model":         model,
 }
 
-// partNames returns the names of all parts, in order.
+// partNames returns the names of all parts, sorted.
 func partNames() (names []string) {
 	for _, tests := range []map[string]func(*testing.T, Store){completed, incompletes, processes, unreads} {
 		names = slices.AppendSeq(names, maps.Keys(tests))
@@ -95,8 +94,8 @@ func run(t *testing.T, name string, s Store) {
 
 var incompletes = map[string]func(*testing.T, Store){"counts are stale until all partitions are complete": incomplete}
 
-// complete claims and writes every partition once, as a running cluster does. It repeats what a busy machine has no
-// time to answer: these are the largest calls of most parts.
+// complete claims every partition and writes to it, as a running cluster does. These are the largest calls of most
+// parts, so it repeats them when a busy server does not answer in time.
 func complete(t testing.TB, s presence.Store) {
 	t.Helper()
 	testkit.Eventually(t, "every partition is complete", func() bool {
@@ -121,7 +120,7 @@ func completing(claims []presence.Claim) (changes []presence.Change) {
 	return changes
 }
 
-// upTo returns the numbers from 0 that are less than n.
+// upTo returns the numbers from 0 to n-1.
 func upTo(n int) []int {
 	all := make([]int, n)
 	for i := range all {
@@ -156,7 +155,7 @@ func incomplete(t *testing.T, s Store) {
 
 	wantMissing := func(want ...int) {
 		t.Helper()
-		// The store may answer from one bucket or from all, and both answers agree while nothing is written.
+		// The store may look at one bucket or at all of them. Both answers agree while nobody writes.
 		for _, everywhere := range []bool{true, false} {
 			got, err := s.Incomplete(t.Context(), upTo(presence.DefaultPartitions), everywhere)
 			if err != nil || !slices.Equal(got, want) {
@@ -209,7 +208,7 @@ func incomplete(t *testing.T, s Store) {
 
 	wantMissing()
 
-	// Complete stays complete from owner to owner.
+	// A partition stays complete when its owner changes.
 	for range 2 {
 		if w := claim(t, s, 3); !w.claim.Whole {
 			t.Error("a partition that was completed is not whole for its next owner")
@@ -231,13 +230,13 @@ func load(t tb, s presence.Store, c presence.Claim) presence.Snapshot {
 	return snaps[0]
 }
 
-// tb is a test, or one history of a model.
+// tb is a test, or one history of a rapid.Check.
 type tb interface {
 	rapid.TB
 	Context() context.Context
 }
 
-// writer writes as a node does: one claim, growing sequences.
+// writer writes as a node does: under one claim, with increasing sequences.
 type writer struct {
 	t     tb
 	s     presence.Store
@@ -263,7 +262,7 @@ func (w *writer) change(members []presence.MemberChange, counts ...presence.Page
 	return presence.Change{Claim: w.claim, Sequence: w.seq, Members: members, Counts: counts}
 }
 
-// write writes a change, and returns the counts that it made.
+// write writes a change, and returns the counts in the answer.
 func (w *writer) write(c presence.Change) []presence.Count {
 	w.t.Helper()
 	o := w.s.Write(w.t.Context(), []presence.Change{c})
@@ -310,7 +309,7 @@ func wantUsers(t tb, s presence.Store, page string, want int64) {
 	}
 }
 
-// claimed measures the age of a claim with the clock of this machine. Stores round it to milliseconds.
+// claimed tests the age of a former claim against the clock of this machine. Stores round it to milliseconds.
 func claimed(t *testing.T, s Store) {
 	const some = 20 * time.Millisecond
 	begun := time.Now()
@@ -319,7 +318,7 @@ func claimed(t *testing.T, s Store) {
 	next := claim(t, s, 3)
 
 	if held, took := next.claim.Held, time.Since(begun); held < some/2 || held > took+some/2 {
-		t.Fatalf("the claim before is said to have been made %s ago, in a test that has run for %s", held, took)
+		t.Fatalf("the former claim is %s old, in a test that has run for %s", held, took)
 	}
 }
 
@@ -347,10 +346,10 @@ func holds(t *testing.T, s Store) {
 
 	for _, alone := range []bool{false, true} {
 		write(until, alone)
-		// The store may keep the end by a clock of its own, which it reads a little later.
+		// The store may compute the end by a clock of its own, which it reads a little later.
 		got := one()
-		wrong := time.Since(began) + 2*time.Millisecond
-		if got.Hold.Sub(until).Abs() > wrong || got.Alone != alone {
+		tolerance := time.Since(began) + 2*time.Millisecond
+		if got.Hold.Sub(until).Abs() > tolerance || got.Alone != alone {
 			t.Fatalf("%+v; want a hold until %s, alone %t", got, until, alone)
 		}
 	}
@@ -367,7 +366,7 @@ func holds(t *testing.T, s Store) {
 	}
 }
 
-// A node that dies between its writes leaves pages with wrong counts. The members or
+// loadedPages tests the case of a node that dies between its writes and leaves pages with wrong counts. The members or
 // pages of the snapshot must name these pages, so that the next owner corrects them.
 func loadedPages(t *testing.T, s Store) {
 	w := claim(t, s, 3)
@@ -375,7 +374,7 @@ func loadedPages(t *testing.T, s Store) {
 
 	w.write(w.change([]presence.MemberChange{m}, presence.PageUsers{Page: "p", Users: 1}))
 
-	// The first owner dies here: the count of p is written, but no change has confirmed it.
+	// The first owner dies here. It has written the count of p, but no later change has confirmed it.
 	next := claim(t, s, 3)
 	snap := load(t, s, next.claim)
 
@@ -392,7 +391,7 @@ func loadedPages(t *testing.T, s Store) {
 func large(t *testing.T, s Store) {
 	const n = 3000
 	w := claim(t, s, 3)
-	// Some names contain separators of the stores' keys.
+	// Some names contain the separators of Redis's keys.
 	pages := []string{presence.SiteOf("shop").Qualify("page 1"), "a:c:b", "}:c:"}
 	for i := range n {
 		pages = append(pages, fmt.Sprintf("page %d", i))

@@ -17,7 +17,7 @@ var processes = map[string]func(*testing.T, Store){
 	"a renewal shows the store's time":     storeTime,
 }
 
-// renew renews a lease, again and again until there are cluster facts.
+// renew renews a lease. It repeats the call until the store has the facts of the cluster.
 func renew(t *testing.T, s Store, p presence.Process, ttl time.Duration) ([]presence.Process, error) {
 	t.Helper()
 	for {
@@ -48,14 +48,14 @@ func leases(t *testing.T, s Store) {
 	sees(t, s, bProcess, bProcess)
 	sees(t, s, aProcess, aProcess, bProcess)
 
-	// A process that leaves has no role any more, and still has its lease.
+	// A process that is leaving has no roles, but still has its lease.
 	leaving := aProcess
 	leaving.Roles = nil
 	sees(t, s, leaving, leaving, bProcess)
 	sees(t, s, bProcess, leaving, bProcess)
 }
 
-// storeTime: the clock of the store is that of this machine, where it runs.
+// storeTime tests that a renewal returns the time. The store runs on this machine, whose clock it has.
 func storeTime(t *testing.T, s Store) {
 	sees(t, s, aProcess, aProcess)
 	for _, ttl := range []time.Duration{time.Minute, time.Second} {
@@ -80,7 +80,7 @@ func leaseRunsOut(t *testing.T, s Store) {
 
 	sees(t, s, aProcess, aProcess)
 
-	// The name is free for the next life of that process.
+	// The name is free for the next incarnation of that process.
 	next := bProcess
 	next.Incarnation++
 	sees(t, s, next, aProcess, next)
@@ -91,11 +91,11 @@ func leave(t *testing.T, s Store) {
 	twin := aProcess
 	twin.Incarnation++
 	if _, err := renew(t, s, twin, time.Minute); !errors.Is(err, presence.ErrNameTaken) {
-		t.Fatalf("another life of a's name: %v, want ErrNameTaken", err)
+		t.Fatalf("another incarnation under a's name: %v, want ErrNameTaken", err)
 	}
 	sees(t, s, aProcess, aProcess)
 
-	// Neither another life nor another process ends the lease.
+	// Neither another incarnation nor another process ends the lease.
 	for _, other := range []presence.Process{twin, bProcess} {
 		if err := s.Leave(t.Context(), other); err != nil {
 			t.Fatal(err)
@@ -103,7 +103,7 @@ func leave(t *testing.T, s Store) {
 		sees(t, s, aProcess, aProcess)
 	}
 
-	// A call to leave may be repeated.
+	// Leave may be repeated.
 	for range 2 {
 		if err := s.Leave(t.Context(), aProcess); err != nil {
 			t.Fatal(err)

@@ -31,7 +31,7 @@ var names struct {
 	n int
 }
 
-// freshName returns a name that no other test uses. Every other one is of another site.
+// freshName returns a name that no other test uses. Every second one is of another site.
 func freshName() string {
 	names.Lock()
 	defer names.Unlock()
@@ -70,7 +70,7 @@ func manyAuthors(t *testing.T, s Store) {
 	}
 
 	var wg sync.WaitGroup
-	// Fifty at once, as one after the other takes long on a server.
+	// Fifty at once, because one after the other would take long on a server.
 	for w := range 50 {
 		wg.Go(func() {
 			for i := w; i < unread.MaxAuthors; i += 50 {
@@ -114,7 +114,7 @@ func sameRecord(a, b unread.Record) bool {
 	return a.Version == b.Version && a.Updated.Equal(b.Updated) && len(set) == 0 && len(gone) == 0
 }
 
-// save saves records, each over the one that was read, and over no other.
+// save tests that a record can be saved over the one that was read, and over no other.
 func save(t *testing.T, s Store) {
 	u := freshUser()
 	old := unread.Record{}
@@ -204,7 +204,7 @@ func watchUnread(t *testing.T, s Store) {
 
 	var levels, records []presence.Update
 	e.until(t, "the last change and the last follows", func() bool {
-		levels, records = e.heard[unread.LevelTopic(page)], e.heard[unread.RecordTopic(u)]
+		levels, records = e.received[unread.LevelTopic(page)], e.received[unread.RecordTopic(u)]
 		if len(levels) == 0 || len(records) == 0 {
 			return false
 		}
@@ -214,10 +214,10 @@ func watchUnread(t *testing.T, s Store) {
 	first, ok := unread.LevelOf(levels[0])
 	want := unread.Level{Incarnation: now.Incarnation, All: 1, By: 1, At: first.At}
 	if len(levels) != 5 || !ok || first != want {
-		t.Errorf("changes were told as %+v", levels)
+		t.Errorf("changes were published as %+v", levels)
 	}
 	if len(records) != 2 || records[0].Version != v || records[0].Stale {
-		t.Errorf("follows were told as %+v, want versions %s and %s", records, v, last)
+		t.Errorf("follows were published as %+v, want versions %s and %s", records, v, last)
 	}
 }
 

@@ -11,19 +11,19 @@ import (
 	"headcount/presence"
 )
 
-// ear collects the publications that a watcher receives.
-type ear struct {
-	mu     sync.Mutex
-	heard  map[presence.Topic][]presence.Update
-	counts map[string]presence.Count // the newest ones
-	ends   map[presence.Endpoint]bool
-	lost   map[int]int
+// listener collects the publications that a watcher receives.
+type listener struct {
+	mu       sync.Mutex
+	received map[presence.Topic][]presence.Update
+	counts   map[string]presence.Count  // the newest of each page
+	ends     map[presence.Endpoint]bool // whether each endpoint is there
+	lost     map[int]int                // how many Losts each bucket had
 }
 
-func listen(t testing.TB, s presence.Store, buckets []int) *ear {
+func listen(t testing.TB, s presence.Store, buckets []int) *listener {
 	t.Helper()
-	e := &ear{
-		heard: map[presence.Topic][]presence.Update{}, counts: map[string]presence.Count{},
+	e := &listener{
+		received: map[presence.Topic][]presence.Update{}, counts: map[string]presence.Count{},
 		ends: map[presence.Endpoint]bool{}, lost: map[int]int{},
 	}
 
@@ -37,9 +37,9 @@ func listen(t testing.TB, s presence.Store, buckets []int) *ear {
 
 			for _, u := range p.Updates {
 				if u.Topic.Bucket(presence.DefaultBuckets) != p.Bucket || u.Check() != nil {
-					t.Errorf("bucket %d told %+v", p.Bucket, u)
+					t.Errorf("bucket %d published %+v", p.Bucket, u)
 				}
-				e.heard[u.Topic] = append(e.heard[u.Topic], u)
+				e.received[u.Topic] = append(e.received[u.Topic], u)
 				c, ok := presence.CountOf(u)
 				// Counts may arrive twice or late, so the newest version wins.
 				if old, known := e.counts[c.Page]; ok && (!known || c.Newer(old)) {
@@ -56,15 +56,14 @@ func listen(t testing.TB, s presence.Store, buckets []int) *ear {
 			}
 		})
 
-		// A watch lasts until it is told to end, whatever the store does.
+		// Only its context may end a watch.
 		if ctx.Err() == nil {
 			t.Error("Watch has ended by itself")
 		}
 	}()
 	t.Cleanup(func() {
 		stop()
-		// Otherwise the watch would report to a test that is over.
-		<-done
+		<-done // or the watch would report to a test that is over
 	})
 
 	e.until(t, "the first Lost of every bucket", func() bool { return len(e.lost) == len(buckets) })
@@ -72,10 +71,10 @@ func listen(t testing.TB, s presence.Store, buckets []int) *ear {
 	return e
 }
 
-// until waits until ok returns true. It calls ok with the ear's lock held.
-func (e *ear) until(t testing.TB, what string, ok func() bool) {
+// until waits until ok returns true. It holds the listener's lock while it calls ok.
+func (e *listener) until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	testkit.Eventually(t, "the watcher is told: "+what, func() bool {
+	testkit.Eventually(t, "the watcher receives: "+what, func() bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		return ok()
@@ -96,12 +95,12 @@ func watchBuckets(t *testing.T, s Store) {
 	w.set("p", 1)
 	e.until(t, "p", func() bool { return e.counts["p"].Users == 1 })
 
-	// The publications of other buckets came before the one of p, if at all.
+	// A publication of another bucket would have come before the one of p.
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for page := range e.counts {
 		if presence.Bucket(page, presence.DefaultBuckets) != b {
-			t.Errorf("told of %q of another bucket", page)
+			t.Errorf("received %q of another bucket", page)
 		}
 	}
 }
@@ -127,23 +126,22 @@ func concurrent(t *testing.T, s Store) {
 	wantUsers(t, s, "p", partitions*(rounds-1))
 }
 
-// SlowWatcher tests a store that keeps at most 50 publications, or 64 KiB of them, for one watcher. It does not check
-// which publications are dropped, but that a Lost follows each gap. The watcher is blocked until more was published
-// than the store may keep. So the last publications are lost, and only a Lost can make up for them.
+// SlowWatcher tests a store that keeps at most 50 publications, or 64 KiB of them, for one watcher. The watcher is
+// blocked until more was published than the store may keep. Whichever publications the store drops, a Lost must follow
+// the gap.
 func SlowWatcher(t *testing.T, s presence.Store) {
 	complete(t, s)
-
 	b := presence.Bucket("p", presence.DefaultBuckets)
 
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 
 	begun, release := make(chan struct{}), make(chan struct{})
-	var told, lost atomic.Int64 // counts of the page before the first Lost, and the number of Losts
+	var counts, lost atomic.Int64 // counts of the page before the first Lost, and the number of Losts
 	first := true
 	go func() { // ends with ctx
 		s.Watch(ctx, []int{b}, func(p presence.Publication) {
-			// The first publication says to read. From here on all others wait.
+			// The first publication is a Lost. All others wait from here on.
 			if first {
 				first = false
 				close(begun)
@@ -153,7 +151,7 @@ func SlowWatcher(t *testing.T, s presence.Store) {
 
 			for _, u := range p.Updates {
 				if c, ok := presence.CountOf(u); ok && c.Page == "p" && lost.Load() == 0 {
-					told.Add(1)
+					counts.Add(1)
 				}
 			}
 			if p.Lost {
@@ -164,8 +162,7 @@ func SlowWatcher(t *testing.T, s presence.Store) {
 
 	<-begun
 
-	// Long names fill the 64 KiB soon.
-	var long []string // pages of the bucket, with names as long as they may be
+	var long []string // pages of the bucket, whose long names soon fill the 64 KiB
 	for i := 0; len(long) < 100; i++ {
 		if page := fmt.Sprintf("%0128d", i); presence.Bucket(page, presence.DefaultBuckets) == b {
 			long = append(long, page)
@@ -183,8 +180,8 @@ func SlowWatcher(t *testing.T, s presence.Store) {
 	}
 
 	close(release)
-	testkit.Eventually(t, "the slow watcher is told to read again", func() bool { return lost.Load() > 0 })
-	if n := told.Load(); n >= published {
+	testkit.Eventually(t, "the slow watcher receives a Lost", func() bool { return lost.Load() > 0 })
+	if n := counts.Load(); n >= published {
 		t.Fatalf("%d of %d publications were kept: this is no slow watcher", n, published)
 	}
 	wantUsers(t, s, "p", published)
