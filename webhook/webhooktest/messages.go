@@ -6,20 +6,20 @@ import (
 	"headcount/webhook"
 )
 
-// Messages are those that a receiver has got. It checks what holds for each: a message that comes again is the same,
-// and an event comes in one message. The caller guards it.
+// Messages are the messages that a receiver has got. It checks that a repeated message has not changed, and that an
+// event comes in only one message. One goroutine at a time may use it.
 type Messages struct {
 	broken func(promise, format string, args ...any)
 	bodies map[string]string // by the ids of messages
-	in     map[string]string // the ids of messages, by those of events
+	in     map[string]string // the ids of messages, by the ids of their events
 }
 
-// NewMessages returns Messages that say which promise is broken.
+// NewMessages returns Messages that call broken for each promise that is broken.
 func NewMessages(broken func(promise, format string, args ...any)) *Messages {
 	return &Messages{broken: broken, bodies: map[string]string{}, in: map[string]string{}}
 }
 
-// Take takes a message, and returns those of its events that have not come before.
+// Take adds a message, and returns those of its events that have not come before.
 func (m *Messages) Take(id, body string) (events []webhook.Event) {
 	was, again := m.bodies[id]
 	if again && was != body {
@@ -33,6 +33,7 @@ func (m *Messages) Take(id, body string) (events []webhook.Event) {
 	if err := json.Unmarshal([]byte(body), &message); err != nil || len(message.Data.Events) == 0 {
 		m.broken("–", "message %s is %s, %v", id, body, err)
 	}
+
 	for _, e := range message.Data.Events {
 		in, known := m.in[e.ID]
 		if known && in != id {

@@ -1,4 +1,5 @@
-// Package webhooktest tests that a store keeps the contract of webhook.Store, and what a receiver gets.
+// Package webhooktest tests that a store keeps the contract of webhook.Store, and checks the messages that a receiver
+// gets.
 package webhooktest
 
 import (
@@ -27,7 +28,7 @@ func Run(t *testing.T, open func(t *testing.T) webhook.Store) {
 	s.drops(hooks[0].ID)
 }
 
-// A store is one under test.
+// A store is the store under test.
 type store struct {
 	webhook.Store
 	t *testing.T
@@ -37,7 +38,7 @@ func (s *store) report(want string, dropped int, changes ...webhook.Change) {
 	s.t.Helper()
 	reported, n, err := s.Report(s.t.Context(), changes)
 	if err != nil || fmt.Sprint(reported) != want || n != dropped {
-		s.t.Fatalf("told %v and dropped %d, %v; want %s and %d", reported, n, err, want, dropped)
+		s.t.Fatalf("reported %v and dropped %d, %v; want %s and %d", reported, n, err, want, dropped)
 	}
 }
 
@@ -60,11 +61,11 @@ func up(hook, subject, event string) webhook.Change {
 	return webhook.Change{Hook: hook, Subject: subject, Is: "1", Event: event}
 }
 
-// keeps tests that events and what is reported of two hooks stay, in another store, too.
+// keeps tests that a store, and another one over the same data, keep the events and the reported states of two hooks.
 func (s *store) keeps(open func(t *testing.T) webhook.Store, a, b string) {
 	s.take(a, 0)
 	s.report("[1 1 1]", 0, up(a, "a/1", "e1"), up(b, "b/1", "f1"), up(a, "a/2", "e2"))
-	s.report("[1]", 0, up(a, "a/1", "e1 again")) // it is reported already
+	s.report("[1]", 0, up(a, "a/1", "e1 again")) // this state is already reported
 	reads := webhook.Change{Hook: a, Subject: "a/1", Was: "1", Is: "1", Event: "none"}
 	other := reads
 	other.Subject = "a/9"
@@ -72,8 +73,8 @@ func (s *store) keeps(open func(t *testing.T) webhook.Store, a, b string) {
 
 	s.take(a, 2, "e1", "e2")
 	s.report("[]", 0, webhook.Change{Hook: a, Subject: "a/1", Was: "1", Event: "e3"})
-	s.take(a, 3, "e1", "e2")  // the batch stays as it is
-	s.acknowledge(a, "e2", 1) // which is not the first
+	s.take(a, 3, "e1", "e2")  // the batch stays the same until it is acknowledged
+	s.acknowledge(a, "e2", 1) // no effect: e2 is not the first of the batch
 
 	s.Store = open(s.t) // another process, or the same one after a restart
 	s.take(a, 3, "e1", "e2")
@@ -86,13 +87,13 @@ func (s *store) keeps(open func(t *testing.T) webhook.Store, a, b string) {
 
 	for hook, want := range map[string]string{a: "map[a/2:1]", b: "map[b/1:1]"} {
 		if reported, err := s.Reported(s.t.Context(), hook); err != nil || fmt.Sprint(reported) != want {
-			s.t.Errorf("told %v, %v; want %s", reported, err, want)
+			s.t.Errorf("reported %v, %v; want %s", reported, err, want)
 		}
 	}
 }
 
-// drops tests the bound, at which the oldest events are dropped, and a frozen batch as a whole. keeps has been before
-// it.
+// drops tests the bound of the queue. Beyond it the oldest events are dropped, and a batch that was taken is dropped as
+// a whole. It runs after keeps, whose states are still reported.
 func (s *store) drops(hook string) {
 	for n := webhook.MaxQueue; n > 0; {
 		var changes []webhook.Change
@@ -119,6 +120,6 @@ func (s *store) drops(hook string) {
 	}
 
 	if reported, err := s.Reported(s.t.Context(), hook); err != nil || len(reported) != webhook.MaxQueue+2 {
-		s.t.Errorf("%d are told, %v", len(reported), err)
+		s.t.Errorf("%d are reported, %v", len(reported), err)
 	}
 }

@@ -16,20 +16,18 @@ import (
 	"headcount/internal/rows"
 )
 
-// Open returns an empty store, whose test ends it.
+// Open returns an empty store, which ends with the test.
 type Open func(t *testing.T) rows.Store
 
-// Run tests the contract in real time. Its parts take milliseconds, so they are one test, whose log names the part; the
-// stores within the process have a test for each.
+// Run tests the contract in real time. Its parts take milliseconds, so they are one test, whose log names each part.
 func Run(t *testing.T, open Open) {
-	// Sorted, so that a failure shows the same log each time.
 	for _, name := range slices.Sorted(maps.Keys(contract)) {
 		t.Log(name)
 		contract[name](&bench{T: t, store: open(t)})
 	}
 }
 
-// RunInBubble tests the contract by the clock of synctest, for a store within the process.
+// RunInBubble tests the contract of a store within the process, with the clock of synctest and a test for each part.
 func RunInBubble(t *testing.T, open Open) {
 	for name, test := range contract {
 		t.Run(name, func(t *testing.T) {
@@ -58,13 +56,13 @@ var contract = map[string]func(*bench){
 	"one of many claims holds":                  oneClaimHolds,
 }
 
-// bench has a store, and what the tests ask of it.
+// bench has a store, and helpers to test it.
 type bench struct {
 	*testing.T
 	store rows.Store
 }
 
-// partition is the one that most tests use.
+// partition is the partition that most tests use.
 const partition = 7
 
 func (b *bench) claim(owner string, partition int, former uint64) rows.Claim {
@@ -77,7 +75,7 @@ func (b *bench) claim(owner string, partition int, former uint64) rows.Claim {
 	return claims[0]
 }
 
-// commit makes one commit that follows after, with rows and IDs.
+// commit makes one commit that follows the commit after. changes are rows, IDs and a publication: see newCommit.
 func (b *bench) commit(epoch, after uint64, changes ...any) error {
 	b.Helper()
 
@@ -157,7 +155,7 @@ func claimsCountUp(b *bench) {
 	if first.Epoch < before || first.Number != 0 {
 		b.Errorf("the first claim is %+v, want an epoch of now and no commit", first)
 	}
-	// A commit in between, whose number the next owner must be told.
+	// The answer to the next owner's claim must have the number of this commit.
 	b.must(b.commit(first.Epoch, 0))
 
 	second := b.claim("b", partition, 0)
@@ -178,7 +176,7 @@ func claimFences(b *bench) {
 	b.want(partition, "x=3")
 }
 
-// claimAfterLoss is what an owner does whose store has lost something.
+// claimAfterLoss tests the claims of an owner whose store has lost data.
 func claimAfterLoss(b *bench) {
 	first := b.claim("a", partition, 0)
 
@@ -207,7 +205,7 @@ func commitWrites(b *bench) {
 	b.must(b.commit(claim.Epoch, 0, put("x", "1"), put("y", "2")))
 	b.want(partition, "x=1", "y=2")
 
-	// To delete what is not there is no error: an owner does not know what a store has lost.
+	// Deleting a row that does not exist is no error, because an owner does not know what a store has lost.
 	b.must(b.commit(claim.Epoch, 1, put("y", "3"), remove("x"), remove("none")))
 	b.want(partition, "y=3")
 
@@ -227,7 +225,7 @@ func commitWrites(b *bench) {
 func commitRepeats(b *bench) {
 	claim := b.claim("a", partition, 0)
 	first := newCommit(partition, claim.Epoch, 0, put("x", "1"), id(1, time.Hour))
-	// Twice, since a caller whose answer was lost repeats its commit unchanged.
+	// A caller whose answer was lost repeats its commit unchanged.
 	for range 2 {
 		b.must(b.store.Commit(b.Context(), []rows.Commit{first})[0])
 	}
@@ -245,7 +243,7 @@ func commitIsLost(b *bench) {
 	b.wantLost(b.commit(claim.Epoch, 5, put("x", "1")), 1)
 	b.want(partition)
 
-	// What heals it has a greater number than the owner had.
+	// A commit after a loss may have a number that is greater by more than one.
 	healing := newCommit(partition, claim.Epoch, 1, put("x", "1"))
 	healing.Number = 7
 	b.must(b.store.Commit(b.Context(), []rows.Commit{healing})[0])
@@ -269,7 +267,7 @@ func idsAreUsedOnce(b *bench) {
 		b.Errorf("got %v, want that ID 2 is known: it was used again", err)
 	}
 
-	// A store's own clock may be late.
+	// What counts is the time of the commit, and not the store's clock.
 	later := newCommit(partition, claim.Epoch, 2, id(1, 3*time.Hour))
 	later.At = time.Now().Add(2 * time.Hour)
 	if err := b.store.Commit(b.Context(), []rows.Commit{later})[0]; err != nil {
@@ -277,8 +275,8 @@ func idsAreUsedOnce(b *bench) {
 	}
 }
 
-// idsAreUsedAgain has an ID used again before the store has got round to forgetting its first use, since it forgets few
-// at a time.
+// idsAreUsedAgain tests an ID that has expired and is used again before the store, which deletes few at a time, has
+// deleted its first use.
 func idsAreUsedAgain(b *bench) {
 	claim := b.claim("a", partition, 0)
 	const ids = 10
@@ -289,7 +287,7 @@ func idsAreUsedAgain(b *bench) {
 	b.must(b.commit(claim.Epoch, 0, old...))
 	b.must(b.commit(claim.Epoch, 1, id(ids-1, time.Hour)))
 
-	// Each commit forgets a few, so after these the first use is forgotten for sure.
+	// Each commit deletes a few expired IDs, so after these the first use is certainly deleted.
 	for after := range uint64(ids) {
 		b.must(b.commit(claim.Epoch, 2+after))
 	}
@@ -305,7 +303,7 @@ func idsAreAsked(b *bench) {
 	b.must(b.commit(claim.Epoch, 0, used))
 
 	asking := newCommit(partition, claim.Epoch, 1)
-	// An ID that is asked for has no time of its own, so that of a store's answer must be the one of its first use.
+	// An ID that is only asked for has no time, so the time in the answer must be that of its first use.
 	asking.Asked = []rows.ID{{Bytes: id(2, 0).Bytes}, {Bytes: used.Bytes}}
 	err := b.store.Commit(b.Context(), []rows.Commit{asking})[0]
 	var known *rows.Known
@@ -316,7 +314,7 @@ func idsAreAsked(b *bench) {
 		b.Errorf("ID 1 is known until %s, want %s", known.IDs[0].Until, used.Until)
 	}
 
-	// The commit that only asked has not used the ID up, so another one may.
+	// A commit that only asked for an ID has not used it.
 	asking.Asked = asking.Asked[:1]
 	b.must(b.store.Commit(b.Context(), []rows.Commit{asking})[0])
 	b.must(b.commit(claim.Epoch, 2, id(2, time.Hour)))
@@ -326,7 +324,7 @@ func refusedWritesNothing(b *bench) {
 	claim := b.claim("a", partition, 0)
 	b.must(b.commit(claim.Epoch, 0, id(1, time.Hour)))
 
-	// For each of the three reasons: another owner, another commit before it, and a known ID beside a new one.
+	// Three reasons for a refusal: another epoch, a missing commit, and a known ID beside a new one.
 	refused := []error{
 		b.commit(claim.Epoch-1, 1, put("x", "1"), id(2, time.Hour)),
 		b.commit(claim.Epoch, 2, put("x", "1"), id(2, time.Hour)),
@@ -342,7 +340,7 @@ func refusedWritesNothing(b *bench) {
 	b.must(b.commit(claim.Epoch, 1, id(2, time.Hour)))
 }
 
-// partitionsAreSeparate has one commit of a call refused, and another one made.
+// partitionsAreSeparate tests that a store makes one commit of a call although it refuses others.
 func partitionsAreSeparate(b *bench) {
 	mine := b.claim("a", partition, 0)
 	other := b.claim("b", partition+1, 0)
@@ -368,7 +366,7 @@ func idsAreSeparate(b *bench) {
 	b.must(b.store.Commit(b.Context(), []rows.Commit{newCommit(partition+1, other.Epoch, 0, id(1, time.Hour))})[0])
 }
 
-// collectionsAreSeparate has names that are the same when they are joined.
+// collectionsAreSeparate tests names that would be equal if a store joined collection and field.
 func collectionsAreSeparate(b *bench) {
 	claim := b.claim("a", partition, 0)
 	long := rows.Row{Name: rows.Name{Collection: "c:d", Field: "e"}, Value: []byte("long")}
@@ -409,7 +407,7 @@ func scanGoesOn(b *bench) {
 		b.Errorf("got %v and %d fields from %q to %q", err, len(got), got[0], got[len(got)-1])
 	}
 
-	// A store may read them in pages, and a caller may stop at any row.
+	// The whole collection, which a store may read in pages.
 	got = nil
 	b.must(b.store.Scan(b.Context(), partition, "c", "", func(field string, _ []byte) error {
 		got = append(got, field)
@@ -422,7 +420,7 @@ func scanGoesOn(b *bench) {
 
 func anyBytes(b *bench) {
 	claim := b.claim("a", partition, 0)
-	// Names and values are bytes of clients, which may be no text in any encoding.
+	// Names and values come from clients, and may be no valid text in any encoding.
 	every := make([]byte, 256)
 	for i := range every {
 		every[i] = byte(i)
@@ -434,7 +432,7 @@ func anyBytes(b *bench) {
 	found := b.store.Read(b.Context(), []rows.Address{
 		{Partition: partition, Name: row.Name}, {Partition: partition, Name: empty.Name},
 	})
-	// An empty value is a row; only nil is none.
+	// A row may have an empty value; only nil means that there is no row.
 	if !bytes.Equal(found[0].Value, every) || found[1].Value == nil || len(found[1].Value) > 0 {
 		b.Errorf("got %q and %q", found[0].Value, found[1].Value)
 	}
@@ -442,10 +440,10 @@ func anyBytes(b *bench) {
 
 func publicationsInOrder(b *bench) {
 	claim := b.claim("a", partition, 0)
-	heard := b.listen()
+	received := b.listen()
 
-	// Without the beginning of the watch the first publications could be missed, which is permitted.
-	for !heard.has("begin") {
+	// The watch may miss publications until it has begun.
+	for !received.has("begin") {
 		time.Sleep(time.Millisecond)
 	}
 
@@ -456,10 +454,10 @@ func publicationsInOrder(b *bench) {
 		want = append(want, fmt.Sprint(partition, " ", number+1, " p"))
 	}
 
-	for !heard.has(want[len(want)-1]) {
+	for !received.has(want[len(want)-1]) {
 		time.Sleep(time.Millisecond)
 	}
-	if got := heard.last(len(want)); !slices.Equal(got, want) {
+	if got := received.last(len(want)); !slices.Equal(got, want) {
 		b.Errorf("the last publications are %q, want %q", got, want)
 	}
 }
@@ -476,7 +474,7 @@ func (b *bench) listen() *listener {
 	ctx, stop := context.WithCancel(context.Background())
 	var ended sync.WaitGroup
 	ended.Go(func() {
-		if err := b.store.Watch(ctx, l.hear, l.begin); err != nil {
+		if err := b.store.Watch(ctx, l.receive, l.begin); err != nil {
 			b.Errorf("the watch ended: %v", err)
 		}
 	})
@@ -488,7 +486,7 @@ func (b *bench) listen() *listener {
 	return l
 }
 
-func (l *listener) hear(partition int, number uint64, publication []byte) {
+func (l *listener) receive(partition int, number uint64, publication []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
@@ -517,7 +515,7 @@ func (l *listener) last(n int) []string {
 	return slices.Clone(l.all[max(len(l.all)-n, 0):])
 }
 
-// oneClaimHolds has several owners claim and write a partition at the same time. Each number is written once.
+// oneClaimHolds lets several owners claim a partition and write to it at the same time. Each number must be written once.
 func oneClaimHolds(b *bench) {
 	const owners, rounds = 8, 20
 	var mu sync.Mutex
@@ -545,7 +543,7 @@ func oneClaimHolds(b *bench) {
 	}
 	all.Wait()
 
-	// Each number was written once, so their number is also the last one.
+	// The numbers count up from 1, so the last one is how many there were.
 	last := uint64(len(written))
 	b.want(partition, "x="+written[last])
 }
