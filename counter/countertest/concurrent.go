@@ -15,8 +15,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// insist makes ops under the idempotency key id, as a client does on a machine so busy that a store takes its server
-// for dead: what was not answered is repeated, and counts once.
+// insist makes ops under idempotency keys, and repeats those that were not answered, so that each counts once. On a busy
+// machine a store may take its server for dead.
 func insist(t *testing.T, s counter.Writer, id string, ops ...counter.Op) []counter.Result {
 	for i := range ops {
 		ops[i].IdempotencyKey = counter.NewIdempotencyKey(ops[i].Changes[0].Key, "", fmt.Sprint(id, " ", i))
@@ -29,7 +29,7 @@ func insist(t *testing.T, s counter.Writer, id string, ops ...counter.Op) []coun
 	testkit.Eventually(t, "answers", func() bool {
 		answered := true
 		for i, r := range s.Apply(t.Context(), ops) {
-			// An answer that came is kept, because its repetition is a replay.
+			// The first answer stays: the answer to a repetition would be a replay.
 			if errors.Is(results[i].Err, counter.ErrUnavailable) {
 				results[i] = r
 			}
@@ -41,7 +41,7 @@ func insist(t *testing.T, s counter.Writer, id string, ops ...counter.Op) []coun
 	return results
 }
 
-// fight has clients of two processes sell the last of a stock. Four of them at a time try under one idempotency key.
+// fight lets clients of two processes sell the last of a stock. Groups of four use the same idempotency key.
 func fight(t *testing.T, i Instance) {
 	const clients, left, tries, same = 64, 10, 3, 4
 	one(t, i.Store, add(stock, "k:1", left))
@@ -52,8 +52,7 @@ func fight(t *testing.T, i Instance) {
 	start := make(chan struct{})
 	for c := range clients {
 		wg.Go(func() {
-			// All begin at one moment, so that their calls overlap.
-			<-start
+			<-start // all begin at the same moment, so that their calls overlap
 			for n := range tries {
 				r := insist(t, sellers[c%2], fmt.Sprintf("%d of %d", n, c/same), op(add(stock, "k:1", -1)))[0]
 				if errors.Is(r.Err, counter.ErrBound) {
@@ -68,21 +67,20 @@ func fight(t *testing.T, i Instance) {
 				if !r.Replay {
 					made[n][c/same].Add(1)
 				} else if r.Counters[0].Value == left {
-					t.Errorf("a replay that does not see what it repeats: %+v", r)
+					t.Errorf("a replay whose value does not include the change: %+v", r)
 				}
 			}
 		})
 	}
 	close(start)
 	wg.Wait()
-	// On a busy machine a server may just be taken for away.
 	AwaitServed(t, i.Store)
 
 	sold := int64(0)
 	for n := range tries {
 		for of := range made[n] {
 			sold += answered[n][of].Load()
-			// None, if the answer was lost of the one that made it.
+			// None if the answer to the one that made the change was lost.
 			if m := made[n][of].Load(); m > 1 {
 				t.Errorf("made %d times under one idempotency key", m)
 			}
@@ -97,13 +95,13 @@ func fight(t *testing.T, i Instance) {
 	}
 }
 
-// concurrent has clients of two processes change counters of all kinds. Their batches name the
-// same keys in different orders: a store that locks keys in the order of a batch would stand still.
+// concurrent lets clients of two processes change counters of all kinds. Their batches have the same keys in different
+// orders: a store that locked keys in the order of a batch would deadlock.
 func concurrent(t *testing.T, i Instance) {
 	const clients, rounds, keys = 12, 16, 6
 	stores := []counter.Store{i.Store, i.peer()}
 	var want [keys]atomic.Int64
-	in := make([]map[string]bool, clients) // each has members of its own
+	in := make([]map[string]bool, clients) // the members of each client, and whether they are in the set
 
 	var wg sync.WaitGroup
 	for c := range clients {
@@ -120,7 +118,6 @@ func concurrent(t *testing.T, i Instance) {
 					under(add(sum, "s:2", 2), "country", strconv.Itoa(c)),
 				}
 				if n%2 == 0 {
-					// In both orders: with locks in the order of a batch the clients would wait for each other.
 					slices.Reverse(sums)
 				}
 
@@ -149,7 +146,7 @@ func concurrent(t *testing.T, i Instance) {
 				}
 
 				k := rng.IntN(keys)
-				// Taken before the read, which has to see at least this much.
+				// Taken before the read, whose value must be at least this.
 				least := want[k].Load()
 				got, err := s.Read(t.Context(), []string{"e:" + strconv.Itoa(k)}, "", 0)
 				if err != nil || got[0].Value < least {
@@ -161,7 +158,7 @@ func concurrent(t *testing.T, i Instance) {
 	}
 	wg.Wait()
 
-	// The other process sees what both have written.
+	// The other process reads what both have written.
 	s := i.peer()
 	for n := range keys {
 		key := "e:" + strconv.Itoa(n)
@@ -206,11 +203,11 @@ func batches(rng *rand.Rand, keys int) (ops []counter.Op) {
 	return ops
 }
 
-// away cuts the store off while clients repeat everything that was not acknowledged, and counts what arrived. Limits
-// are asked before, meanwhile and after.
+// away tests an outage of the store, during which clients repeat every change that was not acknowledged. Each must count
+// once. It also tests limits before, during and after the outage.
 func away(t *testing.T, i Instance) {
 	if i.Cut == nil {
-		return // it needs nothing that could go away
+		return // the store needs no server or disk
 	}
 
 	s := i.Store
@@ -248,12 +245,12 @@ func away(t *testing.T, i Instance) {
 			}
 		})
 	}
-	// Not before, since otherwise most changes would meet no outage.
+	// Not earlier, or most changes would be made after the outage.
 	testkit.Eventually(t, "clients are refused", func() bool { return refused.Load() >= 2*clients })
 	heal()
 	wg.Wait()
 
-	// Whether they were made or not, under their idempotency keys they count once now.
+	// Whether they were made or not, after a repetition they count once.
 	for j, o := range asked {
 		if r := do(t, s, o)[0]; r.Err != nil {
 			t.Fatalf("repeated op %d: %+v", j, r)

@@ -11,14 +11,14 @@ import (
 	"headcount/counter"
 )
 
-// CopyStore is a store that can be exported and imported into.
+// CopyStore is a store that can export and import its counters.
 type CopyStore interface {
 	counter.Store
 	counter.Dumper
 	counter.Restorer
 }
 
-// Fill gives a store some counters of every kind, with all that can be kept of them.
+// Fill creates counters of every kind in a store, with everything that a store can keep of a counter.
 func Fill(t testing.TB, s counter.Writer, counters int) {
 	t.Helper()
 	rules := counter.BuiltinRules()
@@ -42,7 +42,7 @@ func Fill(t testing.TB, s counter.Writer, counters int) {
 		if len(c.Dimensions) > 0 {
 			c.Rule = sales
 		}
-		// So the store has idempotency keys as well, which no export may take for something else.
+		// The store has idempotency keys as well, which must not be in an export.
 		id := counter.NewIdempotencyKey(key, "", fmt.Sprint(len(ops)))
 		ops = append(ops, counter.Op{Changes: []counter.Change{c}, IdempotencyKey: id})
 		if len(ops) == 2000 {
@@ -78,7 +78,7 @@ func Fill(t testing.TB, s counter.Writer, counters int) {
 	flush()
 }
 
-// Everything is all that an export of the store has.
+// Everything returns all counters of an export of the store.
 func Everything(t testing.TB, s counter.Dumper) (copies []counter.Copy) {
 	t.Helper()
 	err := s.Dump(t.Context(), "", func(c counter.Copy) error {
@@ -95,7 +95,7 @@ func Everything(t testing.TB, s counter.Dumper) (copies []counter.Copy) {
 	return copies
 }
 
-// Transfer puts all of one store into another, some counters at a time.
+// Transfer copies all of one store into another, some counters at a time. It returns how many the other one has taken.
 func Transfer(t testing.TB, from counter.Dumper, to counter.Restorer) (restored int) {
 	t.Helper()
 	put := func(some []counter.Copy) {
@@ -109,7 +109,7 @@ func Transfer(t testing.TB, from counter.Dumper, to counter.Restorer) (restored 
 
 	var some []counter.Copy
 	err := from.Dump(t.Context(), "", func(c counter.Copy) error {
-		// Through text, like an export.
+		// As JSON, like an export.
 		text, err := c.MarshalJSON()
 		if err != nil {
 			return err
@@ -142,7 +142,8 @@ func Transfer(t testing.TB, from counter.Dumper, to counter.Restorer) (restored 
 	return restored
 }
 
-// sameCopies expects that s has the counters want. It may have raised an incarnation, but then in its answers, too.
+// sameCopies checks that s has the counters want. s may have raised an incarnation, but then its answers must have the
+// same one.
 func sameCopies(t *testing.T, what string, s CopyStore, want []counter.Copy) {
 	t.Helper()
 	copies := Everything(t, s)
@@ -164,7 +165,7 @@ func sameCopies(t *testing.T, what string, s CopyStore, want []counter.Copy) {
 	}
 }
 
-// RunCopies tests that what a store gives and takes is whole. open returns an empty store.
+// RunCopies tests that exports and imports of a store are complete. open returns an empty store.
 func RunCopies(t *testing.T, open func(t testing.TB) CopyStore) {
 	from := open(t)
 	to := open(t)
@@ -188,19 +189,19 @@ func RunCopies(t *testing.T, open func(t testing.TB) CopyStore) {
 	Transfer(t, to, back)
 	sameCopies(t, "and back", back, want)
 
-	// The store goes on where the other one was.
+	// The store goes on where the other one stopped.
 	if c := one(t, to, add(rules.Find("views:1"), "views:1", 1)); c.Value != 3 {
 		t.Errorf("an increment after: %+v", c)
 	}
 	if n := Transfer(t, from, to); n != 0 {
-		t.Error("an older copy came in the place of a counter that changed since")
+		t.Error("an older copy has replaced a counter that has changed since")
 	}
 	deleted, err := from.Deleted(t.Context())
 	if c := one(t, to, add(rules.Find("views:5"), "views:5", 1)); err != nil || c.Version.Incarnation <= deleted {
 		t.Errorf("a counter that was deleted comes back as %+v, %v", c, err)
 	}
 
-	// What was deleted here comes back with a greater incarnation.
+	// A counter that was deleted in the importing store comes back with a greater incarnation.
 	one(t, to, drop(rules.Find("views:2"), "views:2"))
 	before, err := to.Deleted(t.Context())
 	if n := Transfer(t, from, to); n != 1 || err != nil {
@@ -214,7 +215,7 @@ func RunCopies(t *testing.T, open func(t testing.TB) CopyStore) {
 	longHistories(t, to)
 }
 
-// longHistories: whatever part of a long history is asked for, it is whole, of one sum as of many at once.
+// longHistories tests that any part of a long history is complete, in a read of one sum and of many at once.
 func longHistories(t *testing.T, s CopyStore) {
 	now := time.Now()
 	newest := now.Unix()/60 - 1
@@ -225,12 +226,12 @@ func longHistories(t *testing.T, s CopyStore) {
 			Kind: counter.Sum, Updated: now.UnixMilli(),
 			Version: counter.Version{Incarnation: uint64(now.UnixMilli()), Sequence: 1},
 		}}
-		// With gaps, as a counter has that gains nothing for a while.
+		// With gaps, like a counter that sometimes does not change for a while.
 		for n := newest - 2*steps; n < newest; n += 2 {
 			c.Steps = append(c.Steps, counter.StepCopy{Step: 60, Number: n, Value: n%1000 - 100})
 			c.Value += n%1000 - 100
 		}
-		// The step that still runs is in the record of the counter, not among the ended ones.
+		// The current step is in the state of the counter, and not among those that have ended.
 		c.Slots[0] = counter.Slot{Step: 60, Number: uint32(newest), Value: int64(i) + 1}
 		keys = append(keys, c.Key)
 		copies = append(copies, c)
@@ -261,7 +262,7 @@ func longHistories(t *testing.T, s CopyStore) {
 	}
 }
 
-// sameAsOneByOne compares what a store reads of many sums at once with what it reads of each.
+// sameAsOneByOne compares a read of many sums at once with a read of each.
 func sameAsOneByOne(t *testing.T, s counter.Store, keys []string, step time.Duration, from, to int64) {
 	t.Helper()
 	all, err := s.Histories(t.Context(), keys, step, from, to)
@@ -279,7 +280,6 @@ func sameAsOneByOne(t *testing.T, s counter.Store, keys []string, step time.Dura
 			t.Errorf("%q among others: %v, want %v, %v", key, all[i], want, err)
 		}
 
-		// The newest step is the last one of all that are kept.
 		_, ever, err := s.History(t.Context(), key, step, 0, math.MaxUint32)
 		if err != nil {
 			t.Fatal(err)

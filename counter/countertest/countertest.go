@@ -1,5 +1,5 @@
-// Package countertest has the contract of a store of counters, as tests. The store in memory and the one on a single
-// Redis keep all of it, other set-ups the parts in which they can differ.
+// Package countertest tests the contract of a store of counters. The store in memory and the one on a single Redis pass
+// all of it, and every other set-up the parts in which it can differ.
 package countertest
 
 import (
@@ -24,14 +24,14 @@ type Instance struct {
 	Store counter.Store
 	// Peer is the same store, opened by another process. It is nil if only one process can open the store.
 	Peer counter.Store
-	// Crash ends Store like kill -9 and returns the store after a restart. It is nil only for a store that promises to
-	// live no longer than its process.
+	// Crash ends Store like kill -9 and returns the store after a restart. It is nil only for a store whose data live no
+	// longer than its process.
 	Crash func(t testing.TB) counter.Store
 	// Cut makes the store's disk or server unavailable until heal. It is nil only for a store that needs neither.
 	Cut func(t testing.TB) (heal func())
 }
 
-// peer returns the store as another process has it, where there is one.
+// peer returns the store as another process has it, if there is one.
 func (i Instance) peer() counter.Store {
 	if i.Peer != nil {
 		return i.Peer
@@ -57,7 +57,7 @@ var (
 	members = &counter.Rule{Match: "m:*", Kind: counter.Members, Ledger: counter.DefaultLedger}
 )
 
-// Rules has the kinds of the tests' counters, for stores that place a counter by its rule.
+// Rules are the rules for stores that place a counter by its kind. They agree with the rules in the tests' changes.
 var Rules = func() *counter.Rules {
 	rules, err := counter.ParseRules([]byte(`{"rules":[{"match":"e:*","kind":"exact"},{"match":"k:*",` +
 		`"kind":"exact"},{"match":"exact *","kind":"exact"},{"match":"l","kind":"exact"},{"match":"*","kind":"sum"}]}`))
@@ -77,11 +77,11 @@ func number(n int64) *int64 { return &n }
 type part struct {
 	name   string
 	test   func(*testing.T, Instance)
-	atOnce bool // it waits for nothing: no time, no publication, no restart
+	atOnce bool // it waits for nothing: neither for time nor for updates or restarts
 }
 
-// parts has all tests. The model covers operations one after another; the others cover what the model does not see:
-// bounds of numbers and sizes, concurrent clients, crashes, and updates.
+// parts has all tests. The model covers operations one after the other. The other parts cover the rest: bounds of
+// numbers and sizes, concurrent clients, crashes, and updates.
 var parts = []part{
 	{"any history ends with the model's counters", model, false},
 	{"64 bits are kept to the last", wide, true},
@@ -113,11 +113,11 @@ var parts = []part{
 	{"64 clients fight for 100", limitFight, false},
 }
 
-// Run tests the whole contract, for a store on a server that no other set-up tests in full.
+// Run tests the whole contract of a store on a server.
 func Run(t *testing.T, open Factory) { onServer(t, parts, open) }
 
-// onServer tests parts in real time. Those that wait for nothing are one test, whose log names the part: a machine that
-// is busy fails none of them.
+// onServer tests parts in real time. Those that wait for nothing are one test, whose log names each part: they take
+// milliseconds, and cannot fail because the machine is busy.
 func onServer(t *testing.T, some []part, open Factory) {
 	var atOnce []part
 	for _, p := range some {
@@ -139,7 +139,7 @@ func onServer(t *testing.T, some []part, open Factory) {
 	})
 }
 
-// RunInBubble tests the whole contract by the clock of synctest, for a store within the process.
+// RunInBubble tests the whole contract of a store within the process, with the clock of synctest.
 func RunInBubble(t *testing.T, open Factory) {
 	for _, p := range parts {
 		t.Run(p.name, func(t *testing.T) {
@@ -148,11 +148,11 @@ func RunInBubble(t *testing.T, open Factory) {
 	}
 }
 
-// Parts has parts of the contract by name, and why a set-up of a store can differ there from those that keep the whole
-// contract.
+// Parts has parts of the contract, by name, with the reason why a set-up of a store can differ in each from a store that
+// passes the whole contract.
 type Parts map[string]string
 
-// RunParts tests parts of the contract, the model with fewer histories.
+// RunParts tests parts of the contract, with fewer histories of the model.
 func RunParts(t *testing.T, some Parts, open Factory) {
 	FewHistories(t)
 
@@ -163,15 +163,15 @@ func RunParts(t *testing.T, some Parts, open Factory) {
 		}
 	}
 
-	// A name that is mistyped would leave its part out.
+	// A mistyped name would leave its part out.
 	if len(named) != len(some) {
 		t.Errorf("%d parts of %v are parts of the contract", len(named), some)
 	}
 	onServer(t, named, open)
 }
 
-// FewChecks is the number of random histories of the model for set-ups of a store that another set-up tests in full.
-// A package with several such set-ups sets rapid.checks to it before its tests.
+// FewChecks is the number of random histories of the model for a set-up that tests only parts. A package with several
+// such set-ups sets rapid.checks to it before its tests.
 const FewChecks = 20
 
 // FewHistories sets rapid.checks to FewChecks until the test ends.
@@ -192,13 +192,13 @@ func setFlag(t testing.TB, f *flag.Flag, to string) {
 	}
 }
 
-// wide finds stores that count in floating point, or overflow 64 bits.
+// wide finds stores that compute with floats, or overflow 64 bits.
 func wide(t *testing.T, i Instance) {
 	s := i.Store
 	for _, r := range []*counter.Rule{sum, exact} {
 		key := r.Match[:2] + "w"
 		other := r.Match[:2] + "z"
-		// The next number is the first that a float cannot hold.
+		// The number after 2^53 is the first that a float64 cannot hold.
 		one(t, s, adjust(r, key, 1<<53))
 		if c := one(t, s, add(r, key, 1)); c.Value != 1<<53+1 {
 			t.Fatalf("2^53 + 1 = %d", c.Value)
@@ -211,7 +211,7 @@ func wide(t *testing.T, i Instance) {
 		unchanged(t, s, key, func() {
 			refused(t, s, counter.ErrOverflow, key, math.MaxInt64, add(r, key, 1))
 			refused(t, s, counter.ErrOverflow, key, math.MaxInt64, adjust(r, key, math.MaxInt64))
-			// Here the first change would pass, and has to be taken back.
+			// The first change of these two would pass, and must be undone.
 			refused(t, s, counter.ErrOverflow, key, math.MaxInt64, add(r, key, -1), add(r, key, 2))
 			if r == exact { // batches of sums are made counter by counter
 				refused(t, s, counter.ErrOverflow, key, math.MaxInt64, add(r, other, 1), add(r, key, 1))
@@ -229,7 +229,7 @@ func wide(t *testing.T, i Instance) {
 		value(t, s, other, 0)
 	}
 
-	// No float holds these bounds.
+	// No float64 holds these bounds.
 	limits := &counter.Rule{Match: "l", Kind: counter.Exact, Floor: number(-(1<<53 + 1)), Ceiling: number(1<<53 + 1)}
 	one(t, s, adjust(limits, "l", 1<<53+1))
 	refused(t, s, counter.ErrBound, "l", 1<<53+1, add(limits, "l", 1))
@@ -237,9 +237,9 @@ func wide(t *testing.T, i Instance) {
 	refused(t, s, counter.ErrBound, "l", -(1<<53 + 1), add(limits, "l", -1))
 	chained(t, s, "l")
 
-	loose := *stock
-	loose.Kind = counter.Sum // which has no bounds
-	one(t, s, add(&loose, "s:b", -1000))
+	unbounded := *stock
+	unbounded.Kind = counter.Sum // a sum ignores the bounds of its rule
+	one(t, s, add(&unbounded, "s:b", -1000))
 }
 
 func large(t *testing.T, i Instance) {
@@ -263,7 +263,7 @@ func large(t *testing.T, i Instance) {
 		changes = append(changes, add(exact, "e:"+strconv.Itoa(n%700), int64(n+1)))
 	}
 	apply(t, s, changes...)
-	// One of a thousand is refused, and so are all.
+	// If one of a thousand changes is refused, so are all.
 	changes[999] = add(stock, "k:1", -1)
 	refused(t, s, counter.ErrBound, "k:1", 0, changes...)
 
@@ -318,7 +318,7 @@ func ledgerPages(t *testing.T, i Instance) {
 			t.Errorf("after %d, %d: %d entries, more %v, %v", tc.after, tc.limit, len(page.Entries), page.More, err)
 		}
 		for _, e := range page.Entries {
-			// A server has a clock of its own.
+			// The server may have another clock.
 			if time.Since(e.At).Abs() > 5*time.Minute {
 				t.Errorf("entry %d at %s", e.Seq, e.At)
 			}
@@ -327,7 +327,7 @@ func ledgerPages(t *testing.T, i Instance) {
 }
 
 func merged(t *testing.T, i Instance) {
-	c := add(sum, "s:1", 3*counter.MaxDelta) // three of them may be more than one
+	c := add(sum, "s:1", 3*counter.MaxDelta) // together, merged changes may be more than MaxDelta
 	c.Merged = 3
 	if got := one(t, i.Store, c); got.Value != 3*counter.MaxDelta {
 		t.Errorf("%+v", got)
@@ -346,7 +346,7 @@ func with(key string, o counter.Op) counter.Op {
 
 func aggregates(t *testing.T, i Instance) {
 	s := i.Store
-	// SQL takes % and _ for wildcards, and some collations take a, A and é for one letter.
+	// In SQL % and _ are wildcards, and some collations treat a, A and é as the same letter.
 	for key, delta := range map[string]int64{
 		"s:a1": 1, "s:a2": 10, "s:b": -100, "s:a%": 1000, "s:aé": 10_000, "s:A1": 100_000, "s:a_x": 1_000_000,
 	} {
@@ -383,7 +383,7 @@ func aggregates(t *testing.T, i Instance) {
 		})
 	}
 
-	// The aggregates of another site have nothing to do with these.
+	// Counters of another site have aggregates of their own.
 	shop := presence.SiteOf("s")
 	one(t, s, add(sum, shop.Qualify("s:a1"), 3))
 	one(t, s, add(sum, shop.Qualify("t"), 4))
@@ -402,7 +402,7 @@ func aggregates(t *testing.T, i Instance) {
 	_, err := s.Aggregate(t.Context(), "o:")
 	conflict(t, err, counter.ErrOverflow, "o:*", 0)
 
-	// A partial sum overflows 64 bits, the whole sum does not.
+	// A partial sum overflows 64 bits, but not the whole sum.
 	one(t, s, adjust(sum, "o:3", math.MinInt64))
 	got, err := s.Aggregate(t.Context(), "o:")
 	if err != nil || got != (counter.Aggregate{Counters: 3, Value: math.MaxInt64 - 1}) {
@@ -410,7 +410,7 @@ func aggregates(t *testing.T, i Instance) {
 	}
 }
 
-// listed checks that Sets finds every set among other counters, and no deleted one.
+// listed tests that Sets finds every set among other counters, and no deleted one.
 func listed(t *testing.T, i Instance) {
 	s := i.Store
 	want := map[string]bool{}
@@ -427,7 +427,7 @@ func listed(t *testing.T, i Instance) {
 	cursor := ""
 	for n := 0; n == 0 || cursor != ""; n++ {
 		keys, next, err := s.Sets(t.Context(), cursor)
-		// Cursors that never end must end the test.
+		// A bound on the calls, because the cursors might never end.
 		if err != nil || n > 1000 {
 			t.Fatalf("call %d: %v", n, err)
 		}
@@ -467,7 +467,7 @@ func badOps(t *testing.T, i Instance) {
 		}
 	}
 
-	// What is refused must not leave a counter behind either.
+	// A refused operation must not create a counter.
 	if c := read(t, i.Store, "s:1"); c.Touched() {
 		t.Errorf("%+v", c)
 	}

@@ -9,7 +9,7 @@ import (
 	"headcount/counter"
 )
 
-// under is c with pairs of a dimension and a value.
+// under returns c with dimensions: pairs of a name and a value.
 func under(c counter.Change, pairs ...string) counter.Change {
 	for i := 0; i < len(pairs); i += 2 {
 		c.Dimensions = append(c.Dimensions, counter.Dimension{Name: pairs[i], Value: pairs[i+1]})
@@ -18,7 +18,7 @@ func under(c counter.Change, pairs ...string) counter.Change {
 	return c
 }
 
-// counted reads a dimension, of which no more is kept than may be.
+// counted reads a dimension, which must not have more values than are kept.
 func counted(t testing.TB, s counter.Reader, key, name string) counter.Counted {
 	t.Helper()
 	c, all, err := s.Dimension(t.Context(), key, name)
@@ -29,7 +29,7 @@ func counted(t testing.TB, s counter.Reader, key, name string) counter.Counted {
 	return all
 }
 
-// counts fails unless want is all that was counted under a dimension, which has few values.
+// counts fails unless want is all that a dimension with few values has counted.
 func counts(t testing.TB, s counter.Reader, key, name string, want map[string]int64) {
 	t.Helper()
 	all := counted(t, s, key, name)
@@ -38,7 +38,7 @@ func counts(t testing.TB, s counter.Reader, key, name string, want map[string]in
 	}
 }
 
-// manyValues has more values than are kept, and some that 64 bits cannot hold.
+// manyValues tests a dimension with more values than are kept, and sums that 64 bits cannot hold.
 func manyValues(t *testing.T, i Instance) {
 	const more = 50
 	s := i.Store
@@ -56,17 +56,17 @@ func manyValues(t *testing.T, i Instance) {
 	apply(t, s, under(add(sum, "s:1", -3), "os", "other 0", "country", "de"))
 
 	all := counted(t, s, "s:1", "os")
-	// Whether a value has a count of its own or not, nothing may be missing in the sum.
-	is := all.Other
+	// Every change counts, whether under its value or under the others.
+	total := all.Other
 	for _, n := range all.Values {
-		is += n
+		total += n
 	}
-	if n := read(t, s, "s:1").Value; is != n || len(all.Values) != counter.MaxValues {
-		t.Errorf("%d are counted under %d values and others, want all %d", is, len(all.Values), n)
+	if n := read(t, s, "s:1").Value; total != n || len(all.Values) != counter.MaxValues {
+		t.Errorf("%d are counted under %d values and others, want all %d", total, len(all.Values), n)
 	}
 	counts(t, s, "s:1", "country", map[string]int64{"de": -3})
 
-	// What leaves 64 bits stays at their end.
+	// A count that would overflow stays at the end of its range.
 	for range 3 {
 		one(t, s, under(add(sum, "s:3", 1<<62), "os", "x"))
 		one(t, s, under(add(sum, "s:3", -1<<62), "os", "y"))

@@ -56,7 +56,7 @@ func do(t testing.TB, s counter.Writer, ops ...counter.Op) []counter.Result {
 		t.Fatalf("%d results of %d ops", len(results), len(ops))
 	}
 	for i, r := range results {
-		// Callers index the counters by their changes, and look at nothing else after an error.
+		// A result has a counter for each change, or an error and nothing else.
 		isWhole := len(r.Counters) == len(ops[i].Changes)
 		isNothing := r.Counters == nil && !r.Replay
 		if r.Err == nil && !isWhole || r.Err != nil && !isNothing {
@@ -73,7 +73,7 @@ func do(t testing.TB, s counter.Writer, ops ...counter.Op) []counter.Result {
 	return results
 }
 
-// refused makes one operation, which must fail with a conflict is that has the key and its value.
+// refused makes one operation, which must fail with the conflict is about the key and its value.
 func refused(t testing.TB, s counter.Writer, is error, key string, value int64, changes ...counter.Change) {
 	t.Helper()
 	conflict(t, do(t, s, op(changes...))[0].Err, is, key, value)
@@ -92,8 +92,8 @@ func read(t testing.TB, s counter.Reader, key string) counter.Counter {
 	return readAll(t, s, "", key)[0].Counter
 }
 
-// answered reads until the server answers, and returns the error: the server of a busy machine may not answer for a
-// while.
+// answered reads until the server answers, and returns the error of the answer: on a busy machine a server may not
+// answer for a while.
 func answered(t testing.TB, read func() error) (err error) {
 	t.Helper()
 	testkit.Eventually(t, "a read", func() bool {
@@ -117,7 +117,6 @@ func readAll(t testing.TB, s counter.Reader, member string, keys ...string) []co
 	}
 	for i := range out {
 		c := out[i].Counter
-		// Without a lag nothing may be approximate.
 		if c.Key != keys[i] || c.Approx || c.Stale {
 			t.Fatalf("an exact Read of %q: %+v", keys[i], c)
 		}
@@ -181,9 +180,8 @@ func allEntries(t testing.TB, s counter.Reader, key string) []counter.Entry {
 		if !page.More {
 			return all
 		}
-		// Otherwise this would ask for ever.
 		if len(page.Entries) == 0 {
-			t.Fatal("more entries, and none came")
+			t.Fatal("an empty page of the ledger says that there are more entries")
 		}
 	}
 }
@@ -195,7 +193,7 @@ func chained(t testing.TB, s counter.Reader, key string) []counter.Entry {
 	at := int64(0)
 	for _, e := range all {
 		if e.Before != at {
-			t.Fatalf("the ledger of %q: entry %d begins at %d, the one before ends at %d", key, e.Seq, e.Before, at)
+			t.Fatalf("the ledger of %q: entry %d begins at %d, but the one before ends at %d", key, e.Seq, e.Before, at)
 		}
 		at = e.After
 	}
@@ -204,12 +202,12 @@ func chained(t testing.TB, s counter.Reader, key string) []counter.Entry {
 	return all
 }
 
-// Moved are the operations of id: one more on e:1, and a move from e:2 to e:3.
+// Moved returns the operations of an idempotency key, id: they add one to e:1, and move one from e:2 to e:3.
 func Moved(id string) []counter.Op {
 	return []counter.Op{with(id, op(add(exact, "e:1", 1), add(exact, "e:2", -1), add(exact, "e:3", 1)))}
 }
 
-// Whole checks that the operations of n ids were made, each once.
+// Whole checks that the operations of n ids were made, each of them once.
 func Whole(t testing.TB, s counter.Reader, n int64) {
 	t.Helper()
 	for key, want := range map[string]int64{"e:1": n, "e:2": -n, "e:3": n} {

@@ -10,7 +10,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// gained is what a counter gained in steps of that length, all that is kept.
+// gained returns everything that the store keeps of what a counter gained in steps of that length.
 func gained(t testing.TB, s counter.Reader, key string, step time.Duration) []counter.Gain {
 	t.Helper()
 	c, gains, err := s.History(t.Context(), key, step, 0, math.MaxUint32)
@@ -35,8 +35,8 @@ func total(gains []counter.Gain) (n int64) {
 	return n
 }
 
-// history says that what a sum gained is whole in every step that the rule keeps, and that the fine ones
-// add up to the coarse ones.
+// history checks that the steps of every length that the rule keeps add up to want, and that fine steps add up to coarse
+// ones.
 func history(t *testing.T, s counter.Reader, key string, want int64) {
 	t.Helper()
 	fine := map[int64]int64{}
@@ -47,18 +47,17 @@ func history(t *testing.T, s counter.Reader, key string, want int64) {
 		}
 
 		for _, g := range gains {
-			// A coarse step begins and ends with fine ones, so they add up exactly.
 			if i == 0 {
 				fine[g.Number/int64(sum.Resolutions[1].Step/b.Step)] += g.Value
 			}
 			if i == 1 && fine[g.Number] != g.Value {
-				t.Errorf("%q: step %d of %s is %d, its parts %d", key, g.Number, b.Step, g.Value, fine[g.Number])
+				t.Errorf("%q: step %d of %s is %d, but its parts are %d", key, g.Number, b.Step, g.Value, fine[g.Number])
 			}
 		}
 	}
 }
 
-// distinct is how many a unique saw in steps.
+// distinct returns how many members a unique saw in some steps.
 func distinct(gains []counter.Gain) int64 {
 	var all hyperloglog.Union
 	for _, g := range gains {
@@ -70,7 +69,7 @@ func distinct(gains []counter.Gain) int64 {
 	return all.Count()
 }
 
-// saw says that a unique saw these members in the steps of every length, and nobody else.
+// saw checks that a unique saw these members, and nobody else, in the steps of every length.
 func saw(t *testing.T, s counter.Reader, key string, members ...string) {
 	t.Helper()
 	for _, b := range unique.Resolutions {
@@ -81,7 +80,7 @@ func saw(t *testing.T, s counter.Reader, key string, members ...string) {
 	}
 }
 
-// histories lets some seconds end, and crashes: the model's histories may be shorter.
+// histories tests steps of time over some seconds and a crash. The model's histories may be too short for that.
 func histories(t *testing.T, i Instance) {
 	s := i.Store
 	peer := i.peer()
@@ -91,7 +90,7 @@ func histories(t *testing.T, i Instance) {
 	merged.Merged = 3
 	one(t, s, merged)
 	one(t, s, add(sum, "s:2", 10))
-	one(t, s, add(&counter.Rule{Match: "*", Kind: counter.Sum}, "s:2", 1)) // which keeps no history
+	one(t, s, add(&counter.Rule{Match: "*", Kind: counter.Sum}, "s:2", 1)) // a rule without history
 	one(t, s, add(sum, "s:2", 1))
 	history(t, s, "s:2", 11)
 
@@ -106,7 +105,7 @@ func histories(t *testing.T, i Instance) {
 		}
 	}
 
-	// An Archive compares them.
+	// A counter.Archive compares the two incarnations.
 	for _, key := range []string{"s:1", "u:1"} {
 		is, _, err := s.History(t.Context(), key, time.Hour, 0, 1)
 		if err != nil || is.Version.Incarnation != read(t, s, key).Version.Incarnation {
@@ -114,8 +113,8 @@ func histories(t *testing.T, i Instance) {
 		}
 	}
 
-	// Some seconds later b is new in its step, and the counter is as it was. The first two steps may be those of a, b
-	// and c.
+	// Seconds later b is new in its step, but the counter stays the same. The first two steps may be those of a, b and
+	// c.
 	want := int64(35)
 	unchanged(t, s, "u:1", func() {
 		testkit.Eventually(t, "some seconds are over", func() bool {
@@ -138,7 +137,7 @@ func histories(t *testing.T, i Instance) {
 		t.Errorf("it began at %s", at)
 	}
 
-	// Any part of a history is read alone.
+	// Any part of a history can be read by itself.
 	middle := seconds[1]
 	_, part, err := s.History(t.Context(), "s:1", time.Second, middle.Number, middle.Number+1)
 	if err != nil || len(part) != 1 || part[0] != middle {
@@ -157,7 +156,7 @@ func histories(t *testing.T, i Instance) {
 
 	// The steps of a unique outlive a reset.
 	one(t, s, reset(unique, "u:1"))
-	many := visitors(0, counter.MaxMembers) // no form of theirs is sparse
+	many := visitors(0, counter.MaxMembers) // too many for the sparse form
 	one(t, s, see("u:1", many...))
 	members = append(members, many...)
 	saw(t, s, "u:1", members...)
@@ -173,7 +172,7 @@ func histories(t *testing.T, i Instance) {
 		saw(t, s, "u:1", append(members, "e")...)
 	}
 
-	// What was gained goes with the counter, also within one step.
+	// A delete removes the history, even within one step.
 	do(t, s, op(drop(sum, "s:1")), op(add(sum, "s:1", 6)))
 	do(t, s, op(see("u:1", "f")), op(drop(unique, "u:1")), op(see("u:1", "g")))
 	history(t, s, "s:1", 6)

@@ -16,7 +16,7 @@ import (
 
 var algorithms = []limit.Algorithm{limit.Fixed, limit.Sliding, limit.Log}
 
-// month is a window that does not end during a test, but for those who test at its very end.
+// month is a window that does not end during a test, unless the test happens to run at its very end.
 var month = limit.MaxWindow.Milliseconds()
 
 func asks(key string, a limit.Algorithm, most, cost int64) limit.Request {
@@ -41,7 +41,7 @@ func take(t testing.TB, s counter.Limiter, calls ...limit.Request) []counter.Lim
 	return results
 }
 
-// takes makes one call, and compares its answer but for the time.
+// takes makes one call, and compares its answer except for the time.
 func takes(t testing.TB, s counter.Limiter, c limit.Request, allowed bool, remaining int64) {
 	t.Helper()
 	r := take(t, s, c)[0]
@@ -50,8 +50,8 @@ func takes(t testing.TB, s counter.Limiter, c limit.Request, allowed bool, remai
 	}
 }
 
-// limitForgotten: what one process takes, another one sees and gives back. Who forgets a limit forgets it for all
-// windows and algorithms, and no other limit.
+// limitForgotten tests that one process sees and gives back what another one has taken, and that forgetting a limit
+// forgets it for all windows and algorithms, but no other limit.
 func limitForgotten(t *testing.T, i Instance) {
 	s := i.Store
 	look := func(when string, c limit.Request, remaining int64) {
@@ -82,7 +82,7 @@ func limitForgotten(t *testing.T, i Instance) {
 		look("given back", c, 9)
 	}
 
-	// A second time, as when the first answer was lost.
+	// Twice, as after a lost answer.
 	for range 2 {
 		if err := i.peer().ForgetLimit(t.Context(), "k"); err != nil {
 			t.Fatal(err)
@@ -98,13 +98,13 @@ func limitForgotten(t *testing.T, i Instance) {
 	look("another limit", other, 6)
 }
 
-// limitModel compares with the arithmetic of package limit. Within one window nothing hangs on
-// the time, nor on a counter of the same key, nor on a crash.
+// limitModel compares limits with the arithmetic of package limit. Within one window the time must not matter, and
+// neither must a counter of the same key or a crash.
 func limitModel(t *testing.T, i Instance) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	s := i.Store
 	states := map[limit.Name]*limit.State{}
-	keys := []string{"a{b}c", "{}", "ü %", "K", "k ", "s:1"} // they are taken as they are
+	keys := []string{"a{b}c", "{}", "ü %", "K", "k ", "s:1"} // a store must keep them as they are
 	one(t, s, add(sum, "s:1", 5))
 	judged := 0
 
@@ -125,13 +125,13 @@ func limitModel(t *testing.T, i Instance) {
 				most = min(most, limit.MaxLog)
 			}
 			c := asks(keys[rng.IntN(len(keys))], a, most, 1+rng.Int64N(most))
-			c.Window -= rng.Int64N(2) // of another window nothing has passed
+			c.Window -= rng.Int64N(2) // another window is another limit
 			calls = append(calls, c)
 		}
 
 		now := time.Now().UnixMilli()
 		results := s.Limit(t.Context(), calls)
-		unknown := map[string]bool{} // keys of calls that may have been made: a busy machine has no time for an answer
+		unknown := map[string]bool{} // keys of calls without an answer, which a busy server may have made
 		for n, got := range results {
 			if errors.Is(got.Err, counter.ErrUnavailable) {
 				unknown[calls[n].Name.Key] = true
@@ -155,25 +155,25 @@ func limitModel(t *testing.T, i Instance) {
 			}
 		}
 
-		// Nobody knows what was counted under these, so both sides begin anew.
+		// Nobody knows what these limits have counted, so both sides begin anew.
 		for key := range unknown {
 			testkit.Eventually(t, "a limit is forgotten", func() bool { return s.ForgetLimit(t.Context(), key) == nil })
 			maps.DeleteFunc(states, func(name limit.Name, _ *limit.State) bool { return name.Key == key })
 		}
 	}
 
-	if judged < 100 { // of 250 or so
+	if judged < 100 { // of about 250
 		t.Errorf("only %d calls were answered", judged)
 	}
 }
 
-// limitReturns waits for as long as it is told, after which the call passes.
+// limitReturns tests that a refused call passes after the time that the answer gives.
 func limitReturns(t *testing.T, i Instance) {
 	var wg sync.WaitGroup
 	for _, a := range algorithms {
 		wg.Go(func() {
 			c := limit.Request{Name: limit.Name{Key: "r", Algorithm: a, Window: 1000}, Limit: 2, Cost: 2}
-			// The first two may be at the end of a window, and both pass.
+			// Both calls may pass if a window ends between them.
 			var wait time.Duration
 			for wait == 0 {
 				for _, r := range i.Store.Limit(t.Context(), []limit.Request{c, c}) {
@@ -190,15 +190,15 @@ func limitReturns(t *testing.T, i Instance) {
 			time.Sleep(wait)
 			r := i.Store.Limit(t.Context(), []limit.Request{c})[0]
 			if r.Err != nil || !r.Allowed {
-				t.Errorf("%s: %+v after the time that it said", a, r)
+				t.Errorf("%s: %+v after the time that the answer gave", a, r)
 			}
 		})
 	}
 	wg.Wait()
 }
 
-// limitFight has two processes ask as the program does: calls gather, and name the same limits in
-// whatever order they come.
+// limitFight lets clients of two processes compete for limits. The processes combine calls, as the program does, so the
+// same limits are in calls in any order.
 func limitFight(t *testing.T, i Instance) {
 	const clients, left, tries = 64, 100, 3
 	doors := []*counter.Limits{
@@ -212,10 +212,10 @@ func limitFight(t *testing.T, i Instance) {
 		wg.Go(func() {
 			<-start
 			for n := range tries * len(algorithms) {
-				// Each client begins with another one, so that all three are always asked.
+				// Clients begin with different algorithms, so that all three are in use all the time.
 				a := algorithms[(c+n)%len(algorithms)]
 				answer, err := doors[c%len(doors)].Do(t.Context(), asks("f", a, left, 1))
-				// A machine may be too busy to answer; the call may be counted.
+				// On a busy machine the server may not answer a call that it has counted.
 				for errors.Is(err, counter.ErrUnavailable) {
 					unanswered[a].Add(1)
 					time.Sleep(5 * time.Millisecond)
@@ -239,15 +239,15 @@ func limitFight(t *testing.T, i Instance) {
 	for _, a := range algorithms {
 		n := passed[a].Load()
 		u := unanswered[a].Load()
-		// What was not answered may have been counted.
+		// Calls without an answer may have been counted.
 		if n > left || n+u < left {
 			t.Errorf("%s: %d passed and %d were not answered, the limit is %d", a, n, u, left)
 		}
 	}
 }
 
-// limitsBeforeCut, limitsMeanwhile and limitsAfterwards: what a store that is away does not answer is an error, and in
-// the end no more has passed than the limit.
+// limitsBeforeCut, limitsMeanwhile and limitsAfterwards test limits over an outage of the store. Meanwhile a call is an
+// error, and afterwards no more has passed than the limit.
 func limitsBeforeCut(t *testing.T, s counter.Limiter) {
 	for _, a := range algorithms {
 		takes(t, s, asks("a", a, 10, 6), true, 4)

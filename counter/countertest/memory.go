@@ -8,7 +8,8 @@ import (
 	"headcount/counter/local"
 )
 
-// InMemory returns a store in memory, until the test ends. Without rules it is for tests whose changes bring theirs.
+// InMemory returns a store in memory, which ends with the test. rules may be nil for tests whose changes have rules of
+// their own.
 func InMemory(t testing.TB, rules *counter.Rules) counter.Store {
 	t.Helper()
 	if rules == nil {
@@ -21,7 +22,7 @@ func InMemory(t testing.TB, rules *counter.Rules) counter.Store {
 	return s
 }
 
-// Everywhere says that one owner owns all partitions.
+// Everywhere is a call.Owners in which one owner owns all partitions.
 type Everywhere struct{ call.Owner }
 
 // OwnerOf implements call.Owners.

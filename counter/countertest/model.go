@@ -20,8 +20,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// truth is the contract in its plainest form. It shares nothing with a store, and its
-// numbers have no limit.
+// truth is the contract in its simplest form. It shares no code with a store, and its numbers have no limit.
 type truth struct {
 	counters map[string]*trueCounter
 	ids      map[string]bool
@@ -31,12 +30,12 @@ type truth struct {
 type trueCounter struct {
 	kind    counter.Kind
 	value   *big.Int
-	members map[string]bool // so few that also the value of a unique is their number
+	members map[string]bool // so few that even the value of a unique is their exact number
 	ledger  []trueEntry
-	gained  int64 // under rules with buckets, but adjustments and resets
+	gained  int64 // under rules with buckets, without adjustments and resets
 	counted map[counter.Dimension]int64
-	seen    map[string]bool // by a unique under rules with buckets, also before a reset
-	changes int             // how often it changed: versions that were answered must order like this
+	seen    map[string]bool // by a unique under rules with buckets, including before a reset
+	changes int             // how many there were: versions must have the same order
 }
 
 type trueEntry struct {
@@ -75,7 +74,7 @@ func (m truth) get(key string, kind counter.Kind) *trueCounter {
 	return c
 }
 
-// make makes o, or says why it cannot and at which key; m must not be used then.
+// make makes o. If o must be refused, it returns why and at which key, and m must not be used any more.
 func (m truth) make(o counter.Op, id string) (replay bool, at string, why error) {
 	if id != "" && m.ids[id] {
 		return true, "", nil
@@ -86,7 +85,7 @@ func (m truth) make(o counter.Op, id string) (replay bool, at string, why error)
 			return false, c.Key, why
 		}
 	}
-	// Only now, because an operation that is refused leaves its key unused.
+	// Only now, because a refused operation leaves its idempotency key unused.
 	if id != "" {
 		m.ids[id] = true
 	}
@@ -111,7 +110,7 @@ func (m truth) change(c counter.Change) (why error) {
 	case counter.Edit:
 		why = t.edit(c)
 	}
-	// A change that changes nothing makes no counter.
+	// A change that changes nothing does not create the counter.
 	if t.changes == 0 {
 		delete(m.counters, c.Key)
 	}
@@ -119,14 +118,14 @@ func (m truth) change(c counter.Change) (why error) {
 	return why
 }
 
-// enter notes a change that has given a counter another value than before.
+// enter adds an entry to the ledger, of a change that has changed the value.
 func (t *trueCounter) enter(op string, before *big.Int, c counter.Change) {
 	t.ledger = append(t.ledger, trueEntry{op, before.String(), t.value.String(), c.Reason, c.By})
 }
 
 func (t *trueCounter) isSet() bool { return t.kind == counter.Members || t.kind == counter.Unique }
 
-// bounded returns ErrBound if a change by the given amount must not result in the value to.
+// bounded returns ErrBound if a change by that amount must not lead to the value to.
 func (t *trueCounter) bounded(c counter.Change, by int, to int64) error {
 	isLow := c.Rule.Floor != nil && by < 0 && to < *c.Rule.Floor
 	isHigh := c.Rule.Ceiling != nil && by > 0 && to > *c.Rule.Ceiling
@@ -143,7 +142,6 @@ func (t *trueCounter) add(c counter.Change) error {
 	}
 
 	before := new(big.Int).Set(t.value)
-	// In big numbers, so that an overflow shows.
 	t.value.Add(t.value, big.NewInt(c.Delta))
 	if !t.value.IsInt64() {
 		return counter.ErrOverflow
@@ -188,7 +186,7 @@ func (t *trueCounter) set(c counter.Change) error {
 	if !by.IsInt64() {
 		return counter.ErrOverflow
 	}
-	// A set to the value that is there changes nothing, and enters nothing.
+	// Setting the same value changes nothing, and has no entry.
 	if why := t.bounded(c, by.Sign(), c.Delta); why != nil || by.Sign() == 0 {
 		return why
 	}
@@ -202,7 +200,7 @@ func (t *trueCounter) set(c counter.Change) error {
 }
 
 func (t *trueCounter) reset(c counter.Change) error {
-	if !new(big.Int).Neg(t.value).IsInt64() { // no entry can say what it took
+	if !new(big.Int).Neg(t.value).IsInt64() { // no entry could have the delta
 		return counter.ErrOverflow
 	}
 	if t.value.Sign() == 0 {
@@ -251,7 +249,7 @@ func (m truth) value(key string) int64 {
 	return 0
 }
 
-// isLike reports whether c can be a counter as truth has it, nil if it does not exist.
+// isLike reports whether c agrees with the counter in truth. t is nil if that does not exist.
 func (t *trueCounter) isLike(c counter.Counter) bool {
 	if t == nil {
 		return !c.Touched() && c.Value == 0
@@ -260,8 +258,7 @@ func (t *trueCounter) isLike(c counter.Counter) bool {
 	return c.Touched() && c.Value == t.value.Int64() && c.Kind == t.kind
 }
 
-// seen lists the versions that were answered in one life of a counter, and how often the
-// counter had changed by then.
+// seen is the last version that was read of a counter, and how often the counter had changed by then.
 type seen struct {
 	version counter.Version
 	changes int
@@ -279,17 +276,17 @@ type modelled struct {
 	pair  []string // names that look alike
 	keys  []string
 	truth truth
-	last  map[string]seen // by key
-	lost  bool            // nobody knows whether an operation was made, so nothing more is compared
+	last  map[string]seen // by key, of counters that were not deleted since
+	lost  bool            // an operation had no answer, so nothing more is compared
 }
 
 var (
-	// Keys and members are compared byte by byte, so each history has a pair of names that look alike.
+	// A store must compare keys and members byte by byte, so each history has a pair of names that look alike.
 	alike = [][]string{
 		{"a", "A"}, {"ä", "a\u0308"}, {"a", "a "}, {" a", "a"}, {"ß", "ss"}, {"A", "%41"}, {"a%", "a_"}, {"a'", "a\""},
 		{"{a}", "a}"}, {"a\\", "😀"},
 	}
-	// Values of dimensions are taken as they are; "": none.
+	// A store must keep values of dimensions as they are. "" stands for no dimension.
 	dimensionValues = []string{"", "", "x", "X", "a:b", ": # ü \\ \" % * {n1} 0\n"}
 
 	modelVerbs = []string{
@@ -297,7 +294,7 @@ var (
 	}
 )
 
-// modelRules are the rules of changes; those of the store say where a key is.
+// modelRules returns the rules of changes. Only Rules decides where a store places a key.
 func modelRules() []*counter.Rule {
 	bounded := &counter.Rule{
 		Match: "*", Kind: counter.Exact, Floor: number(-3), Ceiling: number(12), Ledger: counter.DefaultLedger,
@@ -311,8 +308,8 @@ func modelRules() []*counter.Rule {
 	return []*counter.Rule{sum, exact, stock, members, unique, bounded, idle}
 }
 
-// model runs random histories against truth: operations one by one and many
-// together, repeated under their idempotency key, with crashes between.
+// model compares random histories with truth. They have single operations and several together, repetitions under an
+// idempotency key, and crashes in between.
 func model(t *testing.T, i Instance) {
 	s := i.Store
 	decided := 0
@@ -324,7 +321,7 @@ func model(t *testing.T, i Instance) {
 			truth: truth{map[string]*trueCounter{}, map[string]bool{}, map[string]uint64{}},
 			last:  map[string]seen{},
 		}
-		h.keys = []string{"any" + h.space} // Rules says which of the others are exact
+		h.keys = []string{"any" + h.space} // by Rules, the keys that begin with "exact" are exact
 		for _, kind := range []string{"sum", "exact"} {
 			h.keys = append(h.keys, kind+h.space+h.pair[0], kind+h.space+h.pair[1])
 		}
@@ -334,7 +331,7 @@ func model(t *testing.T, i Instance) {
 			"crash": h.crash,
 			"":      func(*rapid.T) { h.check() },
 		})
-		s = h.s // the next history goes on with the store that has come back
+		s = h.s // after a crash the next history uses the restarted store
 		if !h.lost {
 			decided++
 		}
@@ -347,7 +344,7 @@ func model(t *testing.T, i Instance) {
 
 func (h *modelled) key() string { return rapid.SampledFrom(h.keys).Draw(h.rt, "key") }
 
-// set is the key of a counter that may be a set.
+// set returns the key of a counter that may be a set.
 func (h *modelled) set() string { return rapid.SampledFrom(h.keys[:3]).Draw(h.rt, "key") }
 
 func (h *modelled) ruleOf(key string) *counter.Rule {
@@ -360,7 +357,7 @@ func (h *modelled) ruleOf(key string) *counter.Rule {
 
 func isNotZero(n int64) bool { return n != 0 }
 
-// adds is an addition, perhaps under dimensions.
+// adds returns an addition, perhaps under dimensions.
 func (h *modelled) adds(key string) counter.Change {
 	c := add(h.ruleOf(key), key, rapid.Int64Range(-9, 9).Filter(isNotZero).Draw(h.rt, "delta"))
 	for _, name := range c.Rule.Dimensions {
@@ -385,7 +382,7 @@ func (h *modelled) draw() (o counter.Op, id string) {
 	case "add":
 		o = op(h.adds(h.key()))
 	case "batch":
-		// A batch has exact counters only, or none.
+		// A batch must have only exact counters, or none.
 		of := rapid.SampledFrom([][]string{h.keys[1:3], h.keys[3:]}).Draw(h.rt, "batch")
 		for range rapid.IntRange(2, 5).Draw(h.rt, "changes") {
 			o.Changes = append(o.Changes, h.adds(rapid.SampledFrom(of).Draw(h.rt, "key")))
@@ -439,7 +436,7 @@ func (h *modelled) apply() {
 	}
 
 	results := h.s.Apply(h.t.Context(), ops)
-	// The server of a busy machine may not answer in time.
+	// On a busy machine the server may not answer in time.
 	h.lost = slices.ContainsFunc(results, func(r counter.Result) bool {
 		return errors.Is(r.Err, counter.ErrUnavailable)
 	})
@@ -447,13 +444,13 @@ func (h *modelled) apply() {
 		return
 	}
 
-	after := make([]truth, len(ops)) // each op
+	after := make([]truth, len(ops)) // truth after each op
 	for j, o := range ops {
 		h.compare(o, ids[j], results[j])
 		after[j] = h.truth
 	}
 
-	// A counter is as after its op, or after an op that came together with it.
+	// A counter in an answer is as after its op, or as after a later op of the same call.
 	for j, r := range results {
 		for k, c := range r.Counters {
 			isLike := func(m truth) bool { return m.counters[c.Key].isLike(c) }
@@ -482,7 +479,7 @@ func (h *modelled) compare(o counter.Op, id string, r counter.Result) {
 		h.rt.Fatalf("%+v: %+v, want replay %v", o, r, replay)
 	}
 
-	// The next life of a counter that was deleted has higher versions.
+	// When a deleted counter is created again, its versions must be higher.
 	for key := range m.counters {
 		l, wasAnswered := h.last[key]
 		if next.counters[key] == nil && wasAnswered {

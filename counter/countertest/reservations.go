@@ -13,7 +13,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// keeping is a change of a reservation of a counter.
+// keeping returns a change of a counter's reservation.
 func keeping(verb counter.Verb, rule *counter.Rule, key, id string) counter.Change {
 	return counter.Change{Key: key, Rule: rule, Verb: verb, Hold: &counter.Hold{ID: id}}
 }
@@ -27,7 +27,7 @@ func reserving(rule *counter.Rule, key, id string, amount int64, d time.Duration
 	return c
 }
 
-// ExpireDue ends what is due, as a gateway does four times a second.
+// ExpireDue expires the reservations that are due, as a gateway does four times a second.
 func ExpireDue(t testing.TB, s counter.Store) []counter.Result {
 	t.Helper()
 	due, err := s.Due(t.Context())
@@ -46,7 +46,7 @@ func ExpireDue(t testing.TB, s counter.Store) []counter.Result {
 	return s.Apply(t.Context(), ops)
 }
 
-// reservations checks each answer, and the bounds.
+// reservations tests every change of a reservation, with its answers and bounds.
 func reservations(t *testing.T, i Instance) {
 	s := i.Store
 	const key = "k:r"
@@ -67,9 +67,9 @@ func reservations(t *testing.T, i Instance) {
 		return *r.Reservation
 	}
 	took := did(reserving(stock, key, "a", 2, time.Hour), false, 3, 2, counter.Open)
-	// A repetition does not prolong it.
+	// A repetition does not extend it.
 	if again := did(reserving(stock, key, "a", 2, time.Minute), true, 3, 2, counter.Open); again != took {
-		t.Errorf("the open one is %+v, and was %+v", again, took)
+		t.Errorf("the reservation was %+v, and is %+v after a repetition", took, again)
 	}
 	refused(t, s, counter.ErrReservation, key, 3, reserving(stock, key, "a", 1, time.Hour))
 	did(reserving(stock, key, "b", 3, time.Hour), false, 0, 5, counter.Open)
@@ -78,15 +78,15 @@ func reservations(t *testing.T, i Instance) {
 	did(keeping(counter.Commit, stock, key, "a"), false, 0, 3, counter.Committed)
 	did(keeping(counter.Commit, stock, key, "a"), true, 0, 3, counter.Committed)
 	refused(t, s, counter.ErrReservation, key, 0, keeping(counter.Cancel, stock, key, "a"))
-	// Late repetitions must not take the amount again.
+	// A late repetition must not take the amount again.
 	refused(t, s, counter.ErrReservation, key, 0, reserving(stock, key, "a", 2, time.Hour))
 	did(keeping(counter.Cancel, stock, key, "b"), false, 3, 0, counter.Cancelled)
 	did(keeping(counter.Cancel, stock, key, "b"), true, 3, 0, counter.Cancelled)
 	refused(t, s, counter.ErrReservation, key, 3, keeping(counter.Commit, stock, key, "b"))
 	refused(t, s, counter.ErrNoReservation, key, 3, keeping(counter.Commit, stock, key, "c"))
-	did(reserving(stock, key, "b", 1, time.Hour), false, 2, 1, counter.Open) // anew
+	did(reserving(stock, key, "b", 1, time.Hour), false, 2, 1, counter.Open) // a cancelled one can be made again
 
-	// An increase leaves room for what may come back.
+	// An increase must leave room below the ceiling for what may come back.
 	refused(t, s, counter.ErrBound, key, 2, add(stock, key, 98))
 	one(t, s, add(stock, key, 97))
 	refused(t, s, counter.ErrBound, key, 99, counter.Change{
@@ -110,7 +110,7 @@ func reservations(t *testing.T, i Instance) {
 		refused(t, s, counter.ErrKind, of.Match[:2]+"r", 0, reserving(of, of.Match[:2]+"r", "a", 1, time.Hour))
 	}
 
-	// A counter that is made again has no reservations.
+	// A counter that is created again has no reservations.
 	did(reserving(stock, key, "b", 1, time.Hour), false, 99, 1, counter.Open)
 	one(t, s, drop(stock, key))
 	one(t, s, add(stock, key, 7))
@@ -118,7 +118,7 @@ func reservations(t *testing.T, i Instance) {
 	did(reserving(stock, key, "b", 1, time.Hour), false, 6, 1, counter.Open)
 }
 
-// manyReservations lists them in pages, and finds the greatest number.
+// manyReservations tests the bound of open reservations, and their list in pages.
 func manyReservations(t *testing.T, i Instance) {
 	const key = "e:r"
 	name := func(n int) string { return fmt.Sprintf("cart %05d", n) }
@@ -131,7 +131,7 @@ func manyReservations(t *testing.T, i Instance) {
 		do(t, i.Store, ops...)
 	}
 	refused(t, i.Store, counter.ErrReservation, key, -2*counter.MaxOpen, reserving(exact, key, "x", 1, time.Hour))
-	// One that has ended makes room for another.
+	// A reservation that has ended makes room for another one.
 	one(t, i.Store, keeping(counter.Commit, exact, key, name(2)))
 	one(t, i.Store, reserving(exact, key, "x", 1, time.Hour))
 
@@ -151,11 +151,11 @@ func manyReservations(t *testing.T, i Instance) {
 		more = page.More
 	}
 	if n != counter.MaxOpen || after != "x" {
-		t.Errorf("%d are listed, the last one is %q", n, after)
+		t.Errorf("%d are listed, and the last one is %q", n, after)
 	}
 }
 
-// expiring has reservations come back by themselves, and not too early.
+// expiring tests that the amounts of reservations come back by themselves, but not too early.
 func expiring(t *testing.T, i Instance) {
 	s := i.Store
 	const key = "k:x"
@@ -170,7 +170,7 @@ func expiring(t *testing.T, i Instance) {
 		t.Fatalf("due after %s: %+v", time.Since(began), r)
 	}
 
-	// Whoever asks too early changes nothing, whatever its clock says.
+	// An expiry that comes too early changes nothing: only the owner's clock counts.
 	early := keeping(counter.Expire, stock, key, "long")
 	if r := do(t, s, op(early))[0]; r.Err != nil || !r.Replay {
 		t.Errorf("too early: %+v", r)
@@ -198,24 +198,25 @@ func expiring(t *testing.T, i Instance) {
 	}
 }
 
-// Holdings is a random history of reservations that is compared with the truth: free + reserved + committed is what was
-// put in, at every moment.
+// Holdings compares a random history of reservations with the truth: at every moment free + reserved + committed is what
+// was added.
 type Holdings struct {
 	Store counter.Store
 	Rand  *rand.Rand
-	Space string                   // of the keys
-	Pause func(time.Duration)      // lets time pass; nil: none does
-	Crash func() counter.Store     // the store with another owner, or after a restart; nil: there is none
+	Space string                   // suffix of the keys
+	Pause func(time.Duration)      // lets time pass; nil: no time passes
+	Crash func() counter.Store     // returns the store with another owner, or after a restart; nil: neither happens
 	truth map[string]*holdingTruth // by key
 }
 
+// holdingTruth is the truth about one counter.
 type holdingTruth struct {
-	put  int64 // by additions, less what was taken by them
-	paid int64 // committed
-	is   map[string]counter.Reservation
+	put  int64                          // the sum of all additions
+	paid int64                          // committed
+	is   map[string]counter.Reservation // by ID
 }
 
-// reserved returns the sum of those that are open.
+// reserved returns the sum of the open reservations.
 func (h *holdingTruth) reserved() (sum int64) {
 	for _, r := range h.is {
 		if r.Status == counter.Open {
@@ -246,7 +247,6 @@ func (h *Holdings) Run(t testing.TB, steps int) {
 			h.Store = h.Crash()
 		case n == 18:
 			key := h.key()
-			// A deletion ends the reservations, too.
 			one(t, h.Store, drop(stock, key))
 			h.truth[key] = &holdingTruth{is: map[string]counter.Reservation{}}
 		}
@@ -280,8 +280,7 @@ func (h *Holdings) step(t testing.TB) {
 		reserving(stock, key, id, amount, life), keeping(counter.Commit, stock, key, id),
 		keeping(counter.Cancel, stock, key, id),
 	}[h.Rand.IntN(6)]
-	// Before the call, since the store's clock is read during it.
-	before := time.Now()
+	before := time.Now() // the store reads its clock during the call
 	r := do(t, h.Store, op(c))[0]
 	changed, want := is.make(c)
 	fault := !errors.Is(r.Err, want) || want == nil && r.Err != nil
@@ -300,7 +299,7 @@ func (h *Holdings) step(t testing.TB) {
 	is.is[id] = *r.Reservation
 }
 
-// make makes a change in truth, and returns whether it changed anything, or why it cannot be made.
+// make makes a change in truth. It returns whether the change changed anything, or why it must be refused.
 func (h *holdingTruth) make(c counter.Change) (changed bool, why error) {
 	if c.Verb == counter.Add {
 		tooLow := c.Delta < 0 && h.free()+c.Delta < 0
@@ -322,7 +321,7 @@ func (h *holdingTruth) make(c counter.Change) (changed bool, why error) {
 		return h.reserve(c, r)
 	case r.Status == 0:
 		return false, counter.ErrNoReservation
-	// What has come back by itself is where a cancel wants it.
+	// A reservation that has expired needs no cancel.
 	case r.Status == to, to == counter.Cancelled && r.Status == counter.Expired:
 		return false, nil
 	case r.Status != counter.Open:
@@ -352,7 +351,7 @@ func (h *holdingTruth) reserve(c counter.Change, r counter.Reservation) (changed
 	return true, nil
 }
 
-// expire ends what is due, in the store and in truth.
+// expire expires the reservations that are due, in the store and in truth.
 func (h *Holdings) expire(t testing.TB) {
 	now := time.Now().UnixMilli()
 	ExpireDue(t, h.Store)
@@ -366,7 +365,7 @@ func (h *Holdings) expire(t testing.TB) {
 	}
 }
 
-// check compares what can be read with truth.
+// check compares the store with truth.
 func (h *Holdings) check(t testing.TB) {
 	t.Helper()
 	for key, is := range h.truth {
@@ -392,7 +391,7 @@ func (h *Holdings) check(t testing.TB) {
 	}
 }
 
-// holdings runs random histories in which no time passes.
+// holdings tests random histories of reservations in which no time passes.
 func holdings(t *testing.T, i Instance) {
 	crash := func() counter.Store { return i.Crash(t) }
 	if i.Crash == nil {

@@ -10,12 +10,12 @@ import (
 	"headcount/counter"
 )
 
-// topped is sum under another match, with a list of what gained most.
+// topped is the rule sum with another match and a top list.
 var topped = &counter.Rule{
 	Match: "t:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, Top: true, Resolutions: sum.Resolutions,
 }
 
-// marked are the counters that are marked in any step.
+// marked returns the counters that are marked in any step, and those of each step.
 func marked(t testing.TB, s counter.TopStore) (keys []string, steps map[int64][]string) {
 	t.Helper()
 	steps, err := s.Marked(t.Context(), topped.Match)
@@ -56,7 +56,7 @@ func tops(t *testing.T, i Instance) {
 	apply(t, peer, add(topped, "t:2 a:b", 1), add(topped, "t:1", 2), add(topped, "t:3", 3), add(sum, "s:1", 1))
 	one(t, s, add(topped, "t:down", -1))
 	one(t, s, adjust(topped, "t:down", 100))
-	want(s) // nobody but who asks for it
+	want(s) // a change marks no counter
 
 	mark(s, now, "t:1")
 	mark(peer, now, "t:2 a:b", "t:1")
@@ -79,7 +79,7 @@ func tops(t *testing.T, i Instance) {
 		sameAsOneByOne(t, s, []string{"t:1", "t:never", "t:2 a:b", "t:down", "t:3"}, b.Step, 0, math.MaxUint32)
 	}
 
-	// A step that is closed has a list in the place of marks.
+	// A closed step has a list in place of marks.
 	list := counter.TopList{Number: now, Most: []counter.Gained{{Key: "t:1", Value: 7}, {Key: "t:2 a:b", Value: 1}}}
 	keep := func(s counter.TopStore, step time.Duration, list counter.TopList, marks ...string) {
 		t.Helper()
@@ -110,7 +110,7 @@ func tops(t *testing.T, i Instance) {
 	keep(s, time.Second, counter.TopList{Number: now + 1}, "t:3", "t:never")
 	want(s)
 
-	// A mark may come late; an empty list is one.
+	// A mark may come late, and then an empty list takes its place.
 	mark(s, now, "t:1")
 	for number := range want(s, "t:1") {
 		keep(s, time.Hour, counter.TopList{Number: number}, "t:none")

@@ -17,7 +17,7 @@ func see(key string, members ...string) counter.Change {
 	return counter.Change{Key: key, Rule: unique, Verb: counter.Edit, Join: members}
 }
 
-// estimate is what every store must say of these members, whatever became of them in between.
+// estimate returns the value that every store must have for these members.
 func estimate(members []string) int64 {
 	var r hyperloglog.Registers
 	r.Add(members...)
@@ -34,7 +34,7 @@ func visitors(from, to int) []string {
 	return list
 }
 
-// manyUniques has so many members that no form is sparse any more, and adds up uniques: each member counts once.
+// manyUniques tests a unique with too many members for the sparse form, and aggregates of uniques.
 func manyUniques(t *testing.T, i Instance) {
 	const size = 20_000
 	s := i.Store
@@ -45,8 +45,7 @@ func manyUniques(t *testing.T, i Instance) {
 		if want := estimate(all[:from+counter.MaxMembers]); c.Value != want {
 			t.Fatalf("%d of %d, want %d", c.Value, from+counter.MaxMembers, want)
 		}
-		// In turn, so that neither process can go by what it has in memory.
-		s, peer = peer, s
+		s, peer = peer, s // in turn, so that what a process has in memory is out of date
 	}
 
 	// Four standard errors.
@@ -63,7 +62,7 @@ func manyUniques(t *testing.T, i Instance) {
 	one(t, s, drop(unique, "u:deleted"))
 	one(t, s, reset(unique, "u:reset"))
 
-	// Whoever several of them have seen counts once.
+	// A member that several of them have seen counts once.
 	want := counter.Aggregate{Counters: 4, Value: estimate(append(visitors(0, size+500), "nobody else"))}
 	a, err := s.Aggregate(t.Context(), "u:")
 	if err != nil || a != want {

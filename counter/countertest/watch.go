@@ -11,18 +11,18 @@ import (
 	"headcount/internal/testkit"
 )
 
-// Ear collects what a watch tells.
-type Ear struct {
-	mu    sync.Mutex
-	heard []counter.Update
-	block chan struct{} // when not nil, told waits for it
+// Listener collects the updates of a watch.
+type Listener struct {
+	mu       sync.Mutex
+	received []counter.Update
+	block    chan struct{} // unless nil, receive waits for it
 }
 
 // Listen follows keys until the test ends.
-func Listen(t testing.TB, s counter.Feed, keys ...string) (*Ear, counter.Watch) {
+func Listen(t testing.TB, s counter.Feed, keys ...string) (*Listener, counter.Watch) {
 	t.Helper()
-	e := &Ear{}
-	w := s.Watch(e.told, func() {})
+	e := &Listener{}
+	w := s.Watch(e.receive, func() {})
 	t.Cleanup(w.Close)
 	if err := w.Follow(t.Context(), keys...); err != nil {
 		t.Fatal(err)
@@ -31,44 +31,44 @@ func Listen(t testing.TB, s counter.Feed, keys ...string) (*Ear, counter.Watch) 
 	return e, w
 }
 
-func (e *Ear) told(updates []counter.Update) {
+func (e *Listener) receive(updates []counter.Update) {
 	e.mu.Lock()
 	block := e.block
-	e.heard = append(e.heard, updates...)
+	e.received = append(e.received, updates...)
 	e.mu.Unlock()
 
-	// Not under mu, which others need meanwhile.
+	// Without mu, which others need meanwhile.
 	if block != nil {
 		<-block
 	}
 }
 
-// Until waits for ok, which is called with what was heard until now.
-func (e *Ear) Until(t testing.TB, what string, ok func([]counter.Update) bool) (heard []counter.Update) {
+// Until waits until ok returns true for the updates so far, and returns them.
+func (e *Listener) Until(t testing.TB, what string, ok func([]counter.Update) bool) (received []counter.Update) {
 	t.Helper()
 	testkit.Eventually(t, what, func() bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 
-		heard = slices.Clone(e.heard)
-		return ok(heard)
+		received = slices.Clone(e.received)
+		return ok(received)
 	})
 
-	return heard
+	return received
 }
 
-// UntilCounter waits until c is heard.
-func (e *Ear) UntilCounter(t testing.TB, c counter.Counter) []counter.Update {
+// UntilCounter waits until c is received.
+func (e *Listener) UntilCounter(t testing.TB, c counter.Counter) []counter.Update {
 	t.Helper()
-	return e.Until(t, fmt.Sprintf("%+v is heard", c), func(heard []counter.Update) bool {
-		return slices.ContainsFunc(heard, func(u counter.Update) bool { return same(u.Counter.Or(c.Kind), c) })
+	return e.Until(t, fmt.Sprintf("%+v is received", c), func(received []counter.Update) bool {
+		return slices.ContainsFunc(received, func(u counter.Update) bool { return same(u.Counter.Or(c.Kind), c) })
 	})
 }
 
 func watch(t *testing.T, i Instance) {
 	s := i.Store
 	one(t, s, add(sum, "s:1", 1))
-	// To follow a key twice is to follow it once.
+	// Following a key twice is the same as following it once.
 	e, w := Listen(t, s, "s:1", "s:1", "e:1")
 	e2, _ := Listen(t, s, "s:1")
 
@@ -76,25 +76,24 @@ func watch(t *testing.T, i Instance) {
 	e.UntilCounter(t, one(t, writer, add(sum, "s:1", 1)))
 	one(t, s, add(sum, "s:2", 1))
 	e.UntilCounter(t, apply(t, writer, add(exact, "e:3", 1), add(exact, "e:1", 4))[1])
-	heard := e.UntilCounter(t, one(t, s, add(sum, "s:1", 1)))
-	for n, u := range heard {
+	received := e.UntilCounter(t, one(t, s, add(sum, "s:1", 1)))
+	for n, u := range received {
 		if u.Counter.Key == "s:2" {
-			t.Errorf("heard of a key that is not followed: %+v", u)
+			t.Errorf("received %+v of a key that is not followed", u)
 		}
-		for _, later := range heard[n+1:] {
+		for _, later := range received[n+1:] {
 			isOlder := later.Counter.Version.Compare(u.Counter.Version) < 0
 			if later.Counter.Key == u.Counter.Key && isOlder {
-				t.Errorf("heard %+v after %+v", later, u)
+				t.Errorf("received %+v after %+v", later, u)
 			}
 		}
 	}
 	e2.UntilCounter(t, read(t, s, "s:1"))
 
-	// A change that changed nothing is not told, nor one that was refused, nor one of a
-	// key that is followed no more.
+	// There is no update of a change that changed nothing, of a refused one, or of a key that is no longer followed.
 	w.Unfollow("s:1", "s:9")
 	e.mu.Lock()
-	before := len(e.heard)
+	before := len(e.received)
 	e.mu.Unlock()
 	one(t, s, add(sum, "s:1", 1))
 	o := with("w", op(add(exact, "e:2", 1)))
@@ -106,14 +105,14 @@ func watch(t *testing.T, i Instance) {
 	do(t, s, o)
 	one(t, s, edit("m:1", nil, []string{"a"}))
 	refused(t, s, counter.ErrBound, "k:1", 0, add(stock, "k:1", -1))
-	heard = e.UntilCounter(t, one(t, s, add(exact, "e:1", 1)))
+	received = e.UntilCounter(t, one(t, s, add(exact, "e:1", 1)))
 
-	// A feed that looks from time to time may tell once what a counter was when it was followed.
+	// A feed that polls may publish once what a counter was when it was followed.
 	was := map[string]counter.Counter{}
 	for _, key := range []string{"e:2", "k:1"} {
 		was[key] = read(t, s, key)
 	}
-	for _, u := range heard[before:] {
+	for _, u := range received[before:] {
 		c, old := was[u.Counter.Key]
 		delete(was, u.Counter.Key)
 
@@ -122,21 +121,22 @@ func watch(t *testing.T, i Instance) {
 		}
 	}
 
-	// Of a unique the number is told, and nobody's name.
+	// An update of a unique has the number, but no names of members.
 	if err := w.Follow(t.Context(), "u:1"); err != nil {
 		t.Fatal(err)
 	}
 	one(t, s, see("u:1", "a"))
-	heard = e.UntilCounter(t, one(t, writer, see("u:1", "a", "b")))
-	if u := heard[len(heard)-1]; len(u.Joined) > 0 {
+	received = e.UntilCounter(t, one(t, writer, see("u:1", "a", "b")))
+	if u := received[len(received)-1]; len(u.Joined) > 0 {
 		t.Errorf("%+v", u)
 	}
 	w.Close()
 	one(t, s, add(exact, "e:1", 1))
 }
 
-// told makes a change and waits until watchers hear of it. So none that begins now does, also over a feed that is slow.
-func told(t testing.TB, s counter.Store, c counter.Change) {
+// published makes a change and waits until a watcher has received it. So a watch that begins later does not receive it,
+// even over a slow feed.
+func published(t testing.TB, s counter.Store, c counter.Change) {
 	t.Helper()
 	e, w := Listen(t, s, c.Key)
 	defer w.Close()
@@ -146,17 +146,17 @@ func told(t testing.TB, s counter.Store, c counter.Change) {
 
 func watchMembers(t *testing.T, i Instance) {
 	s := i.Store
-	told(t, s, edit("m:1", []string{"before"}, nil))
+	published(t, s, edit("m:1", []string{"before"}, nil))
 	e, _ := Listen(t, s, "m:1")
 
-	// until waits until what was heard has c, and says where members are as want does, or that they have to be read. A
-	// move may be told with another update of the same version than c.
+	// until waits until the updates have c, and either the moves of members that want has or the demand to read them
+	// again. A move may be in another update of the same version than c.
 	until := func(what string, c counter.Counter, want map[string]bool) {
-		e.Until(t, what, func(heard []counter.Update) bool {
+		e.Until(t, what, func(received []counter.Update) bool {
 			in := map[string]bool{}
 			known := false
 			reread := false
-			for _, u := range heard {
+			for _, u := range received {
 				for _, m := range u.Joined {
 					in[m] = true
 				}
@@ -174,29 +174,29 @@ func watchMembers(t *testing.T, i Instance) {
 	one(t, s, edit("m:1", []string{"a", "before"}, nil))
 	one(t, s, edit("m:1", []string{"b", "c"}, []string{"a", "x"}))
 	is := one(t, s, edit("m:1", []string{"a"}, []string{"c"}))
-	until("a, b and c are told", is, map[string]bool{"a": true, "b": true, "c": false})
+	until("the moves of a, b and c", is, map[string]bool{"a": true, "b": true, "c": false})
 	is = one(t, s, reset(members, "m:1"))
-	until("a reset is told", is, map[string]bool{"a": false, "b": false, "c": false, "before": false})
+	until("the reset", is, map[string]bool{"a": false, "b": false, "c": false, "before": false})
 }
 
 func watchDelete(t *testing.T, i Instance) {
 	s := i.Store
-	told(t, s, add(exact, "e:1", 3))
+	published(t, s, add(exact, "e:1", 3))
 	e, _ := Listen(t, s, "e:1", "e:2")
 
 	one(t, s, drop(exact, "e:1"))
 	e.UntilCounter(t, counter.Counter{Key: "e:1", Kind: counter.Exact})
-	one(t, s, drop(exact, "e:1")) // nothing to tell
-	heard := e.UntilCounter(t, one(t, s, add(exact, "e:2", 1)))
+	one(t, s, drop(exact, "e:1")) // changes nothing, so there is no update
+	received := e.UntilCounter(t, one(t, s, add(exact, "e:2", 1)))
 
 	n := 0
-	for _, u := range heard {
+	for _, u := range received {
 		if u.Counter.Key == "e:1" {
 			n++
 		}
 	}
 	if n != 1 {
-		t.Errorf("heard of it %d times: %+v", n, heard)
+		t.Errorf("received %d updates of it: %+v", n, received)
 	}
 	e.UntilCounter(t, one(t, s, add(exact, "e:1", 1)))
 }
@@ -210,8 +210,8 @@ func watchSlow(t *testing.T, i Instance) {
 	e.mu.Unlock()
 
 	one(t, s, add(exact, "e:0", 1))
-	e.Until(t, "the first", func(heard []counter.Update) bool { return len(heard) > 0 })
-	// By now the watcher hangs in its callback.
+	e.Until(t, "the first", func(received []counter.Update) bool { return len(received) > 0 })
+	// The watcher's callback blocks by now.
 	var last [2]counter.Counter
 	for n := range 400 {
 		last[n%2] = one(t, s, add(exact, []string{"e:1", "e:2"}[n%2], 1))

@@ -748,10 +748,10 @@ func TestClockSQLIsPublished(t *testing.T) {
 
 	outs := [2]*sold{serve(t, stores[0], rules), serve(t, stores[1], rules)}
 
-	var ears []*countertest.Ear
+	var listeners []*countertest.Listener
 	for _, s := range stores {
 		e, _ := countertest.Listen(t, s, "e:1", "e:2")
-		ears = append(ears, e)
+		listeners = append(listeners, e)
 	}
 
 	c := connect(t, shop(t, server, url))
@@ -774,7 +774,7 @@ func TestClockSQLIsPublished(t *testing.T) {
 		}
 
 		watch := testkit.NewStopwatch(t)
-		for _, e := range ears {
+		for _, e := range listeners {
 			for _, u := range e.Until(t, fmt.Sprint(n+1), func(heard []counter.Update) bool {
 				return len(heard) > 0 && heard[len(heard)-1].Counter.Value == n+1
 			}) {
