@@ -17,8 +17,8 @@ import (
 	"strings"
 )
 
-// licensesFile is the name of the file that goes with the program, wherever it goes: nearly all licenses of others'
-// modules ask for their text beside a binary, and the MPL also for the place of the source.
+// licensesFile is the name of a file that accompanies every copy of the program. Nearly all licenses of its modules
+// require that their text accompanies a binary, and the MPL also requires the address of the source.
 const licensesFile = "THIRD-PARTY-LICENSES"
 
 // licensed is a module in the program, with its license.
@@ -28,15 +28,15 @@ type licensed struct {
 	text          []byte   // of all its files
 }
 
-// licensesOf returns the modules in the program at path for a system, sorted, with their licenses. It fails when it
-// does not know the license of one, so that a person looks at that first.
+// licensesOf returns the modules in a program for a system, sorted, with their licenses. It fails when it does not know
+// the license of a module, so that a person looks at it first.
 func licensesOf(info *debug.BuildInfo, goos, arch string) ([]licensed, error) {
 	stdlib, err := readLicense(nil, []string{filepath.Join(goroot(), "LICENSE"), filepath.Join(goroot(), "PATENTS")})
 	if err != nil {
 		return nil, fmt.Errorf("the standard library: %w", err)
 	}
 
-	// The standard library is in every program, and no module.
+	// The standard library is in every program, but it is no module.
 	all := []licensed{{"stdlib", info.GoVersion, spdx(stdlib), stdlib}}
 	files, err := licenseFiles(goos, arch)
 	if err != nil {
@@ -60,7 +60,7 @@ func licensesOf(info *debug.BuildInfo, goos, arch string) ([]licensed, error) {
 
 	for _, one := range all {
 		if len(one.ids) == 0 {
-			return nil, fmt.Errorf("the license of %s is none that cmd/release knows: see whether it may be "+
+			return nil, fmt.Errorf("cmd/release does not know the license of %s: see whether it may be "+
 				"distributed, and add it to licenses.go", one.path)
 		}
 	}
@@ -68,21 +68,21 @@ func licensesOf(info *debug.BuildInfo, goos, arch string) ([]licensed, error) {
 	return all, nil
 }
 
-// goroot returns where the standard library lies.
+// goroot returns the directory of the Go installation.
 func goroot() string {
-	out, _ := exec.Command("go", "env", "GOROOT").Output() // without it the license is not found
+	out, _ := exec.Command("go", "env", "GOROOT").Output() // after an error its license will not be found
 
 	return strings.TrimSpace(string(out))
 }
 
-// isLicense matches the names of files that have to go with a binary.
+// isLicense matches the names of files that must accompany a binary.
 var isLicense = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([.-]\w+)?$`)
 
-// licenseFiles returns the files of licenses by module: those beside the packages in the program, and above them up to
-// the root of the module.
+// licenseFiles returns the license files of each module in the program: those in the folders of its packages, and in the
+// folders above them up to the root of the module.
 func licenseFiles(goos, arch string) (map[string][]string, error) {
 	const each = `{{with .Module}}{{.Path}}{{"\t"}}{{.Dir}}{{"\t"}}{{$.Dir}}{{end}}`
-	// The same tags as the program is built with, or the list would have packages that are not in it.
+	// The same tags as in compile, or the list would have packages that are not in the program.
 	cmd := exec.Command("go", "list", "-deps", "-tags", "nomsgpack", "-f", each, "./cmd/headcount")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+goos, "GOARCH="+arch)
 	cmd.Stderr = os.Stderr
@@ -100,7 +100,7 @@ func licenseFiles(goos, arch string) (map[string][]string, error) {
 		}
 
 		path, root := module[0], module[1]
-		// Upward, because a package may lie below the folder of its license; each folder is read once.
+		// Upward, because the license may be in a folder above the package. Each folder is read once.
 		for dir := module[2]; !visited[dir]; dir = filepath.Dir(dir) {
 			visited[dir] = true
 			found, err := licensesIn(dir)
@@ -129,19 +129,20 @@ func licensesIn(dir string) (files []string, err error) {
 	return files, err
 }
 
-// readLicense appends the text of each file once: some modules repeat their license in folders.
+// readLicense appends the texts of the files. It appends equal texts once, because some modules repeat their license in
+// several folders.
 func readLicense(text []byte, files []string) ([]byte, error) {
 	slices.Sort(files)
 	for _, file := range files {
 		one, err := os.ReadFile(file)
 		if errors.Is(err, os.ErrNotExist) {
-			continue // not every module has each of them
+			continue // the Go installation may lack PATENTS
 		}
 		if err != nil {
 			return nil, err
 		}
 
-		// Line ends and white space differ between copies of one license, and would make it appear twice.
+		// Copies of one license differ in line ends and in white space around the text.
 		one = append(bytes.TrimSpace(bytes.ReplaceAll(one, []byte("\r"), nil)), "\n\n"...)
 		if !bytes.Contains(text, one) {
 			text = append(text, one...)
@@ -151,7 +152,7 @@ func readLicense(text []byte, files []string) ([]byte, error) {
 	return text, nil
 }
 
-// phrases are what only one license says. A text may have several licenses.
+// phrases have, for each license, a text that identifies it. A text may have several licenses.
 var phrases = []struct{ id, phrase string }{
 	{"Apache-2.0", "Apache License Version 2.0"},
 	{"BSD-2-Clause", "Redistribution and use in source and binary forms, with or without modification, are permitted"},
@@ -173,7 +174,7 @@ func spdx(text []byte) (ids []string) {
 		}
 	}
 
-	if slices.Contains(ids, "BSD-3-Clause") { // which has all that the one with two clauses says
+	if slices.Contains(ids, "BSD-3-Clause") { // it contains the text of BSD-2-Clause
 		ids = slices.DeleteFunc(ids, func(id string) bool { return id == "BSD-2-Clause" })
 	}
 
@@ -199,7 +200,7 @@ func notices(modules []licensed) []byte {
 	return append(bytes.TrimSpace(b.Bytes()), '\n')
 }
 
-// source returns where everybody gets the source of the module.
+// source returns the address of the module's source.
 func (m licensed) source() string {
 	if m.path == "stdlib" {
 		return "https://go.dev/dl/" + m.version + ".src.tar.gz"
@@ -208,7 +209,7 @@ func (m licensed) source() string {
 	return "https://pkg.go.dev/" + m.path + "@" + m.version
 }
 
-// purl returns the address of the module in lists of modules.
+// purl returns the package URL of the module, its name in an SBOM.
 func (m licensed) purl() string {
 	if m.path == "stdlib" {
 		return "pkg:golang/std@" + strings.TrimPrefix(m.version, "go")

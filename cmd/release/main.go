@@ -1,10 +1,10 @@
-// Command release builds what people download: for each system an archive with the
-// program, and a list of the modules in it (an SBOM, CycloneDX), for Linux also deb and rpm
-// packages, and the checksums of all. The same source and version give the same bytes.
+// Command release builds the files of a release: for each system an archive with the program and a list of the modules
+// in it (an SBOM in CycloneDX), for Linux also deb and rpm packages, and the checksums of all. The same source and
+// version give the same bytes.
 //
 //	go run ./cmd/release -version v1.2.3
 //
-// An image needs the licenses of the modules alone, in the program that it has:
+// A container image needs only the licenses of the modules in its program:
 //
 //	go run ./cmd/release -licenses bin/headcount >THIRD-PARTY-LICENSES
 package main
@@ -29,8 +29,8 @@ import (
 	"time"
 )
 
-// beside are the files, and folders but for tests, that go into each archive with the program: all that its
-// README.md leads to.
+// beside are the files and folders that go into each archive with the program: everything that its README.md links to.
+// Tests in the folders are left out.
 var beside = []string{
 	"LICENSE", "README.md", "CHANGELOG.md", "ARCHITECTURE.md", "BENCHMARKS.md", "CAPACITY.md", "CONTRIBUTING.md",
 	"SECURITY.md",
@@ -59,11 +59,11 @@ func main() {
 	}
 }
 
-// released matches versions that dpkg and rpm sort as releases. What git describe makes of a commit after a tag, such
-// as v1.2.3-5-gd33c79e, would sort before v1.2.3.
+// released matches versions that dpkg and rpm sort as releases. The version that git describe makes of a commit after a
+// tag, such as v1.2.3-5-gd33c79e, would sort before v1.2.3.
 var released = regexp.MustCompile(`^v\d+\.\d+\.\d+(-[0-9A-Za-z.]+)?$`)
 
-// release must run in the root of the repository.
+// release builds a release in the directory out. It must run in the root of the repository.
 func release(version string, systems []string, out string, build builder) error {
 	if !released.MatchString(version) || strings.HasSuffix(version, "-dirty") {
 		return fmt.Errorf("%q is no version of a release, so packages would not sort by it; "+
@@ -83,7 +83,6 @@ func release(version string, systems []string, out string, build builder) error 
 		made = append(made, files...)
 	}
 
-	// Last, so that the file has the sums of what lies there, packages included.
 	var sums strings.Builder
 	for _, name := range made {
 		text, err := os.ReadFile(filepath.Join(out, name))
@@ -96,16 +95,15 @@ func release(version string, systems []string, out string, build builder) error 
 	return os.WriteFile(filepath.Join(out, "SHA256SUMS"), []byte(sums.String()), 0o644)
 }
 
-// builder puts the program of a version and a system at path.
+// builder builds the program of a version for a system, and writes it to path.
 type builder func(version, goos, arch, path string) error
 
 // compile is the builder of releases.
 func compile(version, goos, arch, path string) error {
 	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", "nomsgpack",
 		"-ldflags", "-s -w -X main.version="+version, "-o", path, "./cmd/headcount")
-	// Without cgo the program runs on any distribution, whatever its libc.
+	// Without cgo the program runs on every distribution, whatever its libc.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+goos, "GOARCH="+arch)
-
 	cmd.Stderr = os.Stderr
 	return cmd.Run()
 }
@@ -114,10 +112,10 @@ func compile(version, goos, arch, path string) error {
 func pack(version, system, out string, build builder) ([]string, error) {
 	goos, arch, ok := strings.Cut(system, "/")
 	if !ok {
-		return nil, fmt.Errorf("it is no system; write linux/amd64")
+		return nil, fmt.Errorf("it is no system: write one such as linux/amd64")
 	}
 
-	// What is built for the archive must not lie in the folder that people download from.
+	// Intermediate files must not be in out, whose files people download.
 	scratch, err := os.MkdirTemp("", "release-")
 	if err != nil {
 		return nil, err
@@ -129,7 +127,7 @@ func pack(version, system, out string, build builder) ([]string, error) {
 		return nil, fmt.Errorf("go build: %w", err)
 	}
 
-	// Read from the program itself: go.mod also lists what the linker left out.
+	// The modules are read from the program, because go.mod also lists those that the linker has left out.
 	info, err := buildinfo.ReadFile(program)
 	if err != nil {
 		return nil, err
@@ -182,7 +180,7 @@ func pack(version, system, out string, build builder) ([]string, error) {
 	return made, nil
 }
 
-// committed returns the time of the last commit: that of the files in packages, whoever builds them.
+// committed returns the time of the last commit, which the files in packages have.
 func committed() (time.Time, error) {
 	out, err := exec.Command("git", "log", "-1", "--format=%ct").Output()
 	if err != nil {
@@ -194,7 +192,7 @@ func committed() (time.Time, error) {
 	return time.Unix(seconds, 0).UTC(), err
 }
 
-// forDebian puts into a folder what only packages have, as Debian wants it.
+// forDebian writes to a folder the files that only packages have: the changelog and the manual, as Debian wants them.
 func forDebian(version string, date time.Time, folder string) error {
 	const changelog = `headcount (%s) stable; urgency=medium
 
@@ -202,7 +200,7 @@ func forDebian(version string, date time.Time, folder string) error {
 
  -- Headcount maintainers <maintainers@headcount.invalid>  %s
 `
-	// Debian sorts ~ before the end of a version, so rc.1 comes before the release.
+	// Debian sorts ~ before the end of a version, so 1.2.3~rc.1 comes before 1.2.3.
 	number := strings.Replace(strings.TrimPrefix(version, "v"), "-", "~", 1)
 	text := fmt.Appendf(nil, changelog, number, date.Format(time.RFC1123Z))
 	if err := compress(filepath.Join(folder, "changelog.gz"), text); err != nil {
@@ -235,8 +233,8 @@ func compress(path string, text []byte) error {
 	return errors.Join(packed.Close(), f.Close())
 }
 
-// nfpm makes a package of the kind, as deploy/nfpm.yaml says, of the files in the folder built. It runs as a program of
-// a pinned version, because as a library it would add dozens of modules to go.mod.
+// nfpm makes a package of a kind, deb or rpm, from the files in the folder built, as deploy/nfpm.yaml says. It runs nfpm
+// as a program of a pinned version, because the library would add dozens of modules to go.mod.
 func nfpm(version, arch string, date time.Time, built, kind, path string) error {
 	cmd := exec.Command("go", "run", "github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2",
 		"package", "--config", "deploy/nfpm.yaml", "--packager", kind, "--target", path)
@@ -247,7 +245,7 @@ func nfpm(version, arch string, date time.Time, built, kind, path string) error 
 	return cmd.Run()
 }
 
-// archive writes the program, the licenses, and what lies beside them, into a folder of the archive.
+// archive writes the program, the licenses and the files of beside into a folder of the archive.
 func archive(path, folder, program, licenses string) (err error) {
 	f, err := os.Create(path)
 	if err != nil {
@@ -269,12 +267,12 @@ func archive(path, folder, program, licenses string) (err error) {
 
 	for _, root := range beside {
 		err := filepath.WalkDir(root, func(path string, file fs.DirEntry, err error) error {
-			// Folders come with their files, and whoever has the program runs no tests.
+			// Folders are created by their files.
 			if err != nil || file.IsDir() || strings.HasSuffix(path, "_test.go") {
 				return err
 			}
 
-			// A mode by name instead of that of the file, which differs between checkouts.
+			// The mode follows from the name, because that of the file differs between checkouts.
 			mode := int64(0o644)
 			if strings.HasSuffix(path, ".sh") {
 				mode = 0o755
@@ -287,7 +285,7 @@ func archive(path, folder, program, licenses string) (err error) {
 		}
 	}
 
-	// From the inside out; an error here means that the archive lacks its end.
+	// The innermost first. After an error the archive lacks its end.
 	for _, c := range []io.Closer{t, packed, f} {
 		if err := c.Close(); err != nil {
 			return err
@@ -307,7 +305,7 @@ func add(t *tar.Writer, file, name string, mode int64) error {
 		Name:    name,
 		Mode:    mode,
 		Size:    int64(len(text)),
-		ModTime: time.Unix(0, 0), // the same archive, whoever makes it
+		ModTime: time.Unix(0, 0), // so that every build gives the same bytes
 		Format:  tar.FormatPAX,
 	}
 	if err := t.WriteHeader(header); err != nil {
@@ -318,7 +316,7 @@ func add(t *tar.Writer, file, name string, mode int64) error {
 	return err
 }
 
-// component is one of CycloneDX.
+// component is a component in CycloneDX.
 type component struct {
 	Type     string    `json:"type"`
 	Name     string    `json:"name"`
@@ -327,7 +325,7 @@ type component struct {
 	PURL     string    `json:"purl"`
 }
 
-// license is one of CycloneDX.
+// license is a license in CycloneDX.
 type license struct {
 	License struct {
 		ID string `json:"id"` // of SPDX
@@ -354,7 +352,7 @@ type document struct {
 	Components []component `json:"components"`
 }
 
-// bom lists what the linker put into the program, as the program itself says.
+// bom returns the SBOM of the program with these modules.
 func bom(version string, modules []licensed) document {
 	d := document{Format: "CycloneDX", SpecVersion: "1.5", Version: 1}
 	d.Metadata.Component = component{
