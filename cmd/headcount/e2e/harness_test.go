@@ -1,8 +1,9 @@
 // Package e2e tests the program from outside: real processes over real sockets. The tests know the contract and nothing
-// about the code. They share one server where they can, and use pages of their own, so that they do not see each other.
+// about the code. They share one server where they can, and use pages of their own, so that they do not disturb each
+// other.
 //
 // With -short, the tests of the shared server and TestServerSetups are one pass over every part of the contract and
-// every kind of deployment. Without it, processes and stores are killed and disks are full, too.
+// every kind of deployment. Without -short, processes and stores are also killed, and disks are full.
 package e2e
 
 import (
@@ -36,7 +37,7 @@ func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 func testMain(m *testing.M) int {
 	defer pgtest.Stop()
 
-	// These tests mostly wait, so that more of them fit than there are cores.
+	// These tests mostly wait, so more of them may run at the same time than there are cores.
 	status := testkit.RunWithProgram(m, "12", &program)
 
 	if shared.s != nil {
@@ -56,13 +57,13 @@ type server struct {
 	admin string // http://127.0.0.1:port
 	log   *servertest.Log
 	ended sync.Once
-	what  string // the fault that end found
+	what  string // what was wrong when the server ended; "": nothing
 
 	servertest.Process
 }
 
-// start runs a server with flags such as "--leave-grace=0s" and waits until it is ready. The server ends with the test,
-// see end.
+// start starts a server with flags such as "--leave-grace=0s" and waits until it is ready. The server ends with the
+// test: see end.
 func start(t testing.TB, flags ...string) *server {
 	t.Helper()
 	return startAll(t, flags)[0]
@@ -77,7 +78,7 @@ var shared struct {
 // sharedPing is the --ping-interval of the shared server.
 const sharedPing = 3 * time.Second
 
-// common returns the server that is shared by all tests without flags of their own.
+// common returns the server that all tests without flags of their own share.
 func common(t testing.TB) *server {
 	t.Helper()
 	shared.Do(func() {
@@ -144,7 +145,7 @@ func startAll(t testing.TB, flags ...[]string) []*server {
 	return all
 }
 
-// spawn runs a server and returns when the log says where it listens.
+// spawn starts a server and waits until its log says where it listens.
 func spawn(flags ...string) (*server, error) {
 	for _, d := range []string{
 		"--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json", "--shutdown-timeout=10s",
@@ -184,7 +185,7 @@ func spawn(flags ...string) (*server, error) {
 	return s, nil
 }
 
-// end ends the server as an operator would, unless the server has ended already, and returns what was wrong with it.
+// end terminates the server as an operator would, unless it has ended already, and returns what was wrong with it.
 func (s *server) end() string {
 	s.ended.Do(func() {
 		if status := s.End(testkit.Timeout); status != 0 {
@@ -197,7 +198,8 @@ func (s *server) end() string {
 	return s.what
 }
 
-// died is for tests that end the server themselves. The server must end with this status, and its log must be clean.
+// died is for tests that end the server themselves. The server must end with a status. If that is 0, its log must have
+// no complaint.
 func (s *server) died(t testing.TB, status int) {
 	t.Helper()
 	s.ended.Do(func() {
@@ -238,7 +240,7 @@ type answer struct {
 	body   string
 }
 
-// do sends a request; headers are lines such as "Origin: http://a.example".
+// do makes a request. headers are lines such as "Origin: http://a.example".
 func do(t testing.TB, method, url, body string, headers ...string) answer {
 	t.Helper()
 	a, err := try(method, url, body, headers...)
@@ -259,7 +261,6 @@ func try(method, url, body string, headers ...string) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-
 	defer resp.Body.Close()
 
 	text, err := io.ReadAll(resp.Body)
@@ -299,7 +300,7 @@ func (s *server) put(t testing.TB, path, body string, headers ...string) answer 
 	return do(t, "PUT", s.url+path, body, headers...)
 }
 
-// counter is the outside form of a count.
+// counter is a count as the contract has it in JSON.
 type counter struct {
 	Page      string  `json:"page"`
 	Count     int     `json:"count"`
@@ -308,7 +309,7 @@ type counter struct {
 	Stale     bool    `json:"stale"`
 }
 
-// version reads "incarnation-sequence".
+// version parses "incarnation-sequence".
 func version(t testing.TB, text string) [2]uint64 {
 	t.Helper()
 
@@ -329,7 +330,7 @@ func newer(t testing.TB, a, b string) bool {
 	return x[0] > y[0] || x[0] == y[0] && x[1] > y[1]
 }
 
-// counter decodes a 200 with exactly the members of a counter.
+// counter decodes the answer, which must be a 200 with exactly the members of a counter.
 func (a answer) counter(t testing.TB) counter {
 	t.Helper()
 	if a.status != http.StatusOK {
@@ -347,7 +348,6 @@ func decodeCounter(t testing.TB, text string) counter {
 	t.Helper()
 	var c counter
 	dec := json.NewDecoder(strings.NewReader(text))
-
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&c); err != nil {
 		t.Fatalf("%v in %s", err, text)
@@ -380,7 +380,7 @@ func checkCounter(t testing.TB, c counter) {
 	}
 }
 
-// problem requires a problem of RFC 9457 with this status.
+// problem checks that the answer is a problem of RFC 9457 with a status.
 func (a answer) problem(t testing.TB, status int) {
 	t.Helper()
 	if a.status != status {
@@ -414,8 +414,8 @@ func (a answer) problem(t testing.TB, status int) {
 	}
 }
 
-// count returns the page's count as GET shows it; page is escaped already. It is -1 while the server answers 503, as a
-// server without CPU time does after 3 s.
+// count returns the count of a page, whose name must be escaped, by GET. It is -1 when the server answers 503, as one
+// without CPU time does after 3 s.
 func (s *server) count(t testing.TB, escaped string) int {
 	t.Helper()
 	a := s.get(t, "/"+escaped+"/counter")
@@ -431,7 +431,7 @@ func (s *server) count(t testing.TB, escaped string) int {
 	return c.Count
 }
 
-// explained waits until the server's explanation of a count adds up, or the count is another one.
+// explained waits until the server's explanation of a count adds up, or the count has changed.
 func (s *server) explained(t testing.TB, escaped string, count int) {
 	t.Helper()
 	addsUp := func() bool {
@@ -479,7 +479,7 @@ func gunzip(t testing.TB, text string) string {
 	return string(out)
 }
 
-// metric returns the sum of a metric's samples on the admin address.
+// metric returns the sum of all samples of a metric.
 func (s *server) metric(t testing.TB, name string) float64 {
 	t.Helper()
 	sum := 0.0

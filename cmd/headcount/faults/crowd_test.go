@@ -12,8 +12,8 @@ import (
 const (
 	site     = "*"
 	stayers  = 60 // users who are always there
-	churners = 30 // users who come and go while there is churn
-	watchers = 2  // clients per gateway that see every count of every page
+	churners = 30 // users who come and go while the crowd churns
+	watchers = 2  // clients for each gateway that subscribe to every page
 )
 
 var pages = []string{"home", "a/b?c", "Ω", "page 4", "p5", "p6"}

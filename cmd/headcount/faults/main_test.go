@@ -1,8 +1,7 @@
-// Package faults breaks a cluster of real processes over real Redis servers and observes it as clients do: after every
-// fault all counts at all gateways are exact again in time, none was ever negative, and no user who stayed was ever
-// missing from one.
+// Package faults breaks clusters of real processes over real Redis servers and observes them as clients do. After every
+// fault all counts at all gateways must be exact again in time. No count may ever be negative, or lack a user who stays.
 //
-// A topology suffers several faults one after the other, so that each fault meets the traces of the one before.
+// A topology suffers several faults one after the other, so that each fault meets what the one before has left behind.
 // Topologies run in parallel.
 package faults
 
@@ -21,6 +20,6 @@ func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 func testMain(m *testing.M) int {
 	defer redistest.Stop()
 
-	// These tests mostly wait, but every topology has seven processes or more.
+	// No more than 4 at the same time: these tests mostly wait, but most topologies have seven processes or more.
 	return testkit.RunWithProgram(m, "4", &program)
 }

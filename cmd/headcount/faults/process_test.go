@@ -20,21 +20,21 @@ import (
 type member struct {
 	name  string // for people
 	role  string
-	addr  string // public; "" without a gateway
-	admin string
+	addr  string // of --listen; "" without a gateway
+	admin string // of --admin-listen
 	self  string // its address for the other processes
 	flags []string
 	log   servertest.Log
 
-	program string // empty for the program under test
-	forgets bool   // its Redis loses what it had acknowledged, so reads may be old for a moment
+	program string // "": the program under test
+	forgets bool   // the test makes its Redis lose acknowledged data, so reads may be old for a moment
 
 	process servertest.Process
-	still   atomic.Bool // it is frozen, or was killed
+	still   atomic.Bool // it is paused, or was killed
 }
 
-// newMember returns a process with one role, or several, as --roles names them. With a proxy, its --advertise is the
-// proxy's address.
+// newMember returns a process with the role or roles of --roles. If there is a proxy, other processes reach it only
+// through that.
 func newMember(name, role, redis string, through *proxy, flags ...string) *member {
 	m := &member{name: name, role: role, admin: servertest.FreeAddr()}
 	listen := servertest.FreeAddr()
@@ -71,7 +71,7 @@ func (m *member) start() error {
 	return m.process.Start(cmd)
 }
 
-// up reports whether clients may expect answers.
+// up reports whether the process should answer.
 func (m *member) up() bool { return m.process.Runs() && !m.still.Load() }
 
 // pause makes the process hang.
@@ -92,7 +92,7 @@ func (m *member) kill() {
 	m.process.Kill()
 }
 
-// leave ends the process as an operator does and returns what was wrong.
+// leave terminates the process as an operator does, and returns what was wrong.
 func (m *member) leave() error {
 	switch status := m.process.End(testkit.Timeout); status {
 	case 0:
@@ -107,17 +107,17 @@ func (m *member) leave() error {
 // web is an HTTP client without cookies and idle connections.
 var web = &http.Client{Transport: &http.Transport{Proxy: nil, DisableKeepAlives: true}, Timeout: testkit.Timeout}
 
-// api makes calls as the user with that id, or as a new user if id is empty.
+// api returns an API for calls as the user with an id, or as a new user if the id is empty.
 func (m *member) api(id string) *client.API {
 	return client.NewAPI(client.Config{URL: "http://" + m.addr, ID: id, HTTP: web})
 }
 
-// keyed makes calls with the API key.
+// keyed returns an API for calls with the API key.
 func (m *member) keyed() *client.API {
 	return client.NewAPI(client.Config{URL: "http://" + m.addr, APIKey: counterKey, HTTP: web})
 }
 
-// get returns status, header and body.
+// get makes a GET request, and returns the status, the header and the body of the answer.
 func get(url string) (int, http.Header, string, error) {
 	resp, err := web.Get(url)
 	if err != nil {

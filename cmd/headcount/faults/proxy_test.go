@@ -12,20 +12,20 @@ import (
 	"headcount/internal/servertest"
 )
 
-// proxy stands in front of a process's cluster address. It forwards TCP unchanged. It loses a share of the datagrams,
-// sends a share twice, and lets later ones overtake a share.
+// proxy stands in front of a process's cluster address. It forwards TCP unchanged. While it is bad, it drops a share of
+// the datagrams, sends a share of the others twice, and delays a share of them.
 type proxy struct {
 	t      testing.TB
 	addr   string
 	target string
 	share  float64
 	bad    atomic.Bool
-	link   gate // bytes over TCP wait while it is shut
+	link   gate // TCP passes while it is open
 
 	lost, twice, late atomic.Int64
 }
 
-// newProxy returns a proxy that is clean until bad is set.
+// newProxy returns a proxy that forwards everything unchanged until bad is set.
 func newProxy(t testing.TB, share float64) *proxy {
 	return &proxy{t: t, addr: servertest.FreeAddr(), share: share}
 }
@@ -138,7 +138,7 @@ func (p *proxy) datagrams(in net.PacketConn, out net.Conn) {
 		}
 
 		if !p.bad.Load() {
-			_, _ = out.Write(buf[:n]) // if the process is down, the datagram is lost, as it would be without the proxy
+			_, _ = out.Write(buf[:n]) // if the process is down, the datagram is lost, as without the proxy
 			continue
 		}
 

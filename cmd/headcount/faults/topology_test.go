@@ -12,16 +12,16 @@ import (
 	"headcount/internal/testkit"
 )
 
-const exactWithin = 10 * time.Second // the promise
+const exactWithin = 10 * time.Second // after a fault, as the product promises
 
-// topology is a region's cluster with its clients.
+// topology is the cluster of one region, with its clients.
 type topology struct {
 	gateways, nodes, dispatchers []*member
 	members                      []*member
 	crowd                        *simulate.Crowd
 }
 
-// newTopology starts a layout, and connects the clients.
+// newTopology starts the processes of layout, and connects the clients.
 func newTopology(t *testing.T, redis string, between func() *proxy, flags ...string) *topology {
 	t.Helper()
 	top := layout(redis, between, flags...)
@@ -29,8 +29,8 @@ func newTopology(t *testing.T, redis string, between func() *proxy, flags ...str
 	return top
 }
 
-// layout returns 2 gateways, 3 presence nodes and 2 dispatchers over a Redis. between makes a proxy for a process; it
-// may be nil.
+// layout returns 2 gateways, 3 presence nodes and 2 dispatchers over a Redis. between, unless nil, returns a proxy for
+// each process.
 func layout(redis string, between func() *proxy, flags ...string) *topology {
 	top := &topology{}
 	for _, role := range []struct {
@@ -52,7 +52,7 @@ func layout(redis string, between func() *proxy, flags ...string) *topology {
 	return top
 }
 
-// newWholes is newTopology with three processes that have all roles.
+// newWholes is newTopology with three processes, each of which has all roles.
 func newWholes(t *testing.T, redis string, flags ...string) *topology {
 	t.Helper()
 	top := &topology{}
@@ -73,18 +73,17 @@ func (top *topology) begin(t *testing.T) {
 	top.crowd = newCrowd(t, top.gateways)
 }
 
-// fault is a fault of a topology. damage causes it and returns when it was healed, or caused when it cannot be healed.
-// The churn continues until then, and for during longer.
+// fault is a fault of a topology.
 type fault struct {
 	name    string
-	since   string // the moment when damage returns, in words
-	during  time.Duration
-	damage  func(t *testing.T) time.Time
-	lingers time.Duration      // a ghost may be visible for so much longer than promised after a fault
-	mend    func(t *testing.T) // called when counts are exact, for example to restart a killed process
+	damage  func(t *testing.T) time.Time // causes it, and returns when it was healed or, if it is not, caused
+	since   string                       // the moment that damage returns, in words
+	during  time.Duration                // for how long after that moment users still come and go
+	lingers time.Duration                // for how much longer than promised a ghost may be visible
+	mend    func(t *testing.T)           // called when counts are exact, for example to restart a killed process
 }
 
-// suffer runs one fault and checks what must hold. A topology that a fault has left wrong suffers no other one.
+// suffer runs one fault and checks what must hold. After a failure the topology suffers no other fault.
 func (top *topology) suffer(t *testing.T, f fault) {
 	t.Helper()
 	c := top.crowd
@@ -101,7 +100,6 @@ func (top *topology) suffer(t *testing.T, f fault) {
 	machine := testkit.NewStopwatch(t)
 	exact("before the fault", time.Now(), machine.Lost)
 
-	// From here on, every count that any client receives is checked.
 	begun := time.Now()
 	lingering := func() time.Duration { return machine.Lost() + f.lingers }
 	observed := c.Observe(t.Context(), lingering)
@@ -122,7 +120,7 @@ func (top *topology) suffer(t *testing.T, f fault) {
 			f.name, ghost.By, exactWithin+lingering(), ghost.Where)
 	}
 
-	// Mending is a change of owners, too.
+	// Mending changes the owners of partitions, too.
 	if f.mend != nil {
 		f.mend(t)
 		exact("after mending", time.Now(), machine.Lost)
@@ -154,7 +152,7 @@ func (top *topology) words(since time.Time) string {
 	return strings.Join(lines[max(0, len(lines)-150):], "")
 }
 
-// again starts a process once more and waits until it is ready.
+// again starts a process again and waits until it is ready.
 func again(t *testing.T, m *member) {
 	t.Helper()
 	if err := m.start(); err != nil {
