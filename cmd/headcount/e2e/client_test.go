@@ -27,7 +27,7 @@ type frame struct {
 	member
 }
 
-// member has all members of all frames.
+// member has the members of all types of frames.
 type member struct {
 	Type        string  `json:"type"`
 	User        string  `json:"user"`
@@ -71,10 +71,10 @@ type client struct {
 	frames []frame
 	next   int           // the first frame that take has not returned
 	end    error         // why reading ended
-	more   chan struct{} // closed and made anew with each frame
+	more   chan struct{} // closed, and replaced by a new one, with each frame
 }
 
-// dialer says how to connect; every member may be zero.
+// dialer says how to connect. Every field may be zero.
 type dialer struct {
 	addr      string // in place of the server's
 	query     string // without ?
@@ -115,7 +115,7 @@ func (s *server) ws(t testing.TB) *client {
 	return s.dial(t, dialer{})
 }
 
-// again dials as c's user: another tab.
+// again dials as c's user, as another tab does.
 func (s *server) again(t testing.TB, c *client) *client {
 	t.Helper()
 	o := s.dial(t, dialer{query: "id=" + c.id})
@@ -193,7 +193,7 @@ func (c *client) read() {
 	}
 }
 
-// poll returns the next frame if there is one by then.
+// poll returns the next frame, if it comes before by.
 func (c *client) poll(by time.Time) (frame, bool, error) {
 	timer := time.NewTimer(time.Until(by))
 	defer timer.Stop()
@@ -253,7 +253,7 @@ func (c *client) awaitCount(page string, n int) frame {
 	return c.await(fmt.Sprintf("count %d of %q", n, page), func(f frame) bool { return f.counts(page, n) })
 }
 
-// takeCount requires that the next frame is the page's count n.
+// takeCount returns the next frame, which must be the page's count n.
 func (c *client) takeCount(page string, n int) frame {
 	c.t.Helper()
 	f := c.take(fmt.Sprintf("count %d of %q", n, page))
@@ -263,7 +263,7 @@ func (c *client) takeCount(page string, n int) frame {
 	return f
 }
 
-// takeError requires that the next frame is this error.
+// takeError returns the next frame, which must be this error.
 func (c *client) takeError(code string) frame {
 	c.t.Helper()
 	f := c.take("error " + code)
@@ -311,7 +311,7 @@ func (c *client) subscribe(pages ...string) {
 	c.send(`{"type":"subscribe","pages":` + quoted(pages) + `}`)
 }
 
-// silent requires that the messages before had no answer: the next frame is the answer to a heartbeat.
+// silent checks that the client has received nothing else: the next frame must be the answer to a heartbeat.
 func (c *client) silent() {
 	c.t.Helper()
 	c.send(`{"type":"heartbeat"}`)
@@ -337,7 +337,7 @@ func (c *client) skim() []frame {
 	return before
 }
 
-// during returns the frames that arrive within that time.
+// during returns the frames that arrive before until.
 func (c *client) during(until time.Time) []frame {
 	c.t.Helper()
 	var all []frame
@@ -356,7 +356,7 @@ func (c *client) during(until time.Time) []frame {
 // close ends the connection as a closed tab does.
 func (c *client) close() { c.ws.CloseNow() }
 
-// refused dials and returns the HTTP answer of the refusal.
+// refused dials, and returns the HTTP answer with which the server refuses.
 func (s *server) refused(t testing.TB, d dialer) answer {
 	t.Helper()
 	c, err := s.connect(d)
@@ -376,13 +376,13 @@ func (s *server) refused(t testing.TB, d dialer) answer {
 	return answer{c.resp.StatusCode, c.resp.Header, string(body)}
 }
 
-// rawSocket is a WebSocket that speaks in bytes, and that nobody reads.
+// rawSocket is a WebSocket over which a test sends any bytes, and from which nobody reads.
 type rawSocket struct {
 	net.Conn
 	t testing.TB
 }
 
-// rawWS upgrades by hand. rcvbuf, unless 0, bounds the kernel's receive buffer.
+// rawWS opens a rawSocket. rcvbuf, unless 0, bounds the kernel's receive buffer.
 func (s *server) rawWS(t testing.TB, rcvbuf int) *rawSocket {
 	t.Helper()
 	c := s.rawDial(t)
@@ -393,7 +393,6 @@ func (s *server) rawWS(t testing.TB, rcvbuf int) *rawSocket {
 	}
 
 	_ = c.SetDeadline(time.Now().Add(testkit.Timeout))
-
 	fmt.Fprintf(c, "GET /-/ws HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\nConnection: "+
 		"Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n", s.addr)
 	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
@@ -477,7 +476,6 @@ func (st *stream) read() {
 		}
 
 		line = strings.TrimRight(line, "\r\n")
-
 		name, value, _ := strings.Cut(line, ":")
 		value = strings.TrimPrefix(value, " ")
 		switch {
