@@ -1,7 +1,7 @@
 /*
  * Write-behind: the owner of a partition commits to a fast store (Redis), and drains to a durable one (PostgreSQL).
- * What becomes of acknowledged and of drained changes when the fast store loses its memory, rows are evicted from it,
- * the durable store is away, and the partition moves?
+ * What happens to acknowledged and to drained changes when the fast store loses its memory, rows are evicted from it,
+ * the durable store is away, or the partition moves?
  *
  * Each action names its functions in brackets; a test holds that they exist.
  *
@@ -9,28 +9,37 @@
  * two of its actions, end, and begin anew; a takeover has three steps. Answers of both stores get lost. The durable store
  * is away whenever it likes. The fast store loses everything once, at any moment.
  *
- * With -DFINE every call of a store is a step: a takeover has ten, and what a process does between a call and its answer
- * is looked at, too. With -DTRACE the model follows a trace of a simulation in these steps, see trace.h and
+ * With -DFINE every call of a store is a step: a takeover has ten, and a process may do something between a call and its
+ * answer. With -DTRACE the model follows a trace of a simulation in these steps, see trace.h and
  * internal/rows/rowstier/traces_test.go.
  *
- * Proved by assertions: a change is judged on all that was acknowledged, as long as its owner lives or the change was
- * drained; unless the fast store has just lost something, one of the stores has whatever was acknowledged; versions grow,
- * so none has two values; the number up to which was drained does not go back, and neither does the row in the durable
- * store, but over what nobody acknowledged, or while the fast store says that a newer one is yet to be drained; only the
- * marks of what was drained are deleted.
+ * Proved by assertions:
+ * - A change is judged on everything that was acknowledged, if its owner still lives or it was drained.
+ * - One of the stores has everything that was acknowledged, unless the fast store has just lost something.
+ * - Versions grow, so none has two values.
+ * - The number up to which commits were drained does not go back.
+ * - The row in the durable store does not go back, except over what nobody acknowledged, or while the fast store says
+ *   that a newer row is yet to be drained.
+ * - Only the marks of drained commits are deleted.
  *
  * Left out: deletions, idempotency keys, the adoption of a fast store that was used alone, two fast stores, and a fast
- * store that loses its newest commits alone, see package rowstier. A commit reaches the fast store in the moment in which it is prepared. As in the simulations, a takeover itself is not lost, no
- * process takes itself for an owner that was overtaken when the fast store loses everything, and the clock is past all
- * epochs when the store is back, see ownership.pml.
+ * store that loses only its newest commits, see package rowstier. A commit reaches the fast store in the moment in which
+ * it is prepared. As in the simulations, a takeover itself is not lost; when the fast store loses everything, no process
+ * that was replaced believes that it is the owner; and the clock is past all epochs when the store is back, see
+ * ownership.pml.
  *
- * Planted faults, each of which must be found: NO_UPTO, a drain takes the marks of newer commits for its own; NO_MARKS,
- * the next owner does not look at them; EVICTS_DIRTY; KEEPS_COMPLETE, a store goes on to call itself complete after an
- * eviction; LOSS_UNSEEN, the number of the store is not compared with the drained one; DURABLE_UNFENCED. Four were faults
- * of the product: UNACKNOWLEDGED, nobody drains a commit that lost its answer; LATE_CLAIM, a process that owns the
- * partition no more claims it in the durable store for the first time; HELD_ON, a process whose takeover has failed
- * claims the durable store again, and drains what it knew before; UNCONFIRMED, nobody looks whether the fast store has
- * lost something during a takeover.
+ * Planted faults, each of which must be found:
+ * - NO_UPTO: a drain takes the marks of newer commits for its own.
+ * - NO_MARKS: the next owner does not look at the marks.
+ * - EVICTS_DIRTY: a dirty row is evicted.
+ * - KEEPS_COMPLETE: after an eviction the store still calls itself complete.
+ * - LOSS_UNSEEN: the number of the fast store is not compared with the drained one.
+ * - DURABLE_UNFENCED: the durable store has no fence.
+ * Four more were faults of the product:
+ * - UNACKNOWLEDGED: nobody drains a commit whose answer was lost.
+ * - LATE_CLAIM: a process that no longer owns the partition claims it in the durable store for the first time.
+ * - HELD_ON: a process whose takeover has failed claims the durable store again, and drains what it knew before.
+ * - UNCONFIRMED: nobody checks whether the fast store has lost something during a takeover.
  */
 #ifdef TRACE
 #define FINE
@@ -88,7 +97,7 @@
 #define BIT(number) (1 << (number))
 #define UPTO(number) ((2 << (number)) - 1)
 
-/* What has a way to choose in finer steps has none in the others. */
+/* CHOOSE: with -DFINE these steps have a choice in them, which d_step does not permit. */
 #ifdef FINE
 #define CHOOSE atomic
 #else
@@ -194,10 +203,9 @@ Process processes[PROCESSES];
 
 hidden WORD value;
 
-/* The events of a trace, and what is told of them beside their process: of a claim FORMER, EPOCH, NUMBER and whether the
- * answer was SEEN; of a commit EPOCH, AFTER, NUMBER, the VALUE of the row, the TOKEN of a state in it, whether that
- * IS_COMPLETE, and the OUTCOME; of a read what was found, as far as the answer was seen. Epochs, and tokens, are numbered in
- * their order. */
+/* The events of a trace, and what they say beside their process: a claim has FORMER, EPOCH, NUMBER and whether the answer
+ * was SEEN; a commit has EPOCH, AFTER, NUMBER, the VALUE of the row, the TOKEN of a state in it, whether that IS_COMPLETE,
+ * and the OUTCOME; a read has what was found, if the answer was seen. Epochs and tokens are numbered in their order. */
 #define CLAIM 1        /* the owner claims the partition in the fast store */
 #define COMMIT 2       /* its commit is prepared, and arrives or does not */
 #define ANSWERED 3     /* the owner gets the answer to that */
@@ -261,7 +269,7 @@ hidden WORD value;
 #define UNSEEN true
 #define EVICTED 0
 #define OUTCOME_IS(outcome) true
-#define FIRST(me) ((me) == 0)  /* the processes differ in nothing, so the first one begins */
+#define FIRST(me) ((me) == 0)  /* the processes are alike, so the first one begins */
 #endif
 #define IS_SURE(who) (processes[who].mine == 0 && processes[who].step == 0 || newest == who)
 

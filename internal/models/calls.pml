@@ -84,7 +84,7 @@
 
 #include "trace.h"
 
-/* The events of a trace, and what they say beside the process or the gateway. Epochs are numbered in their order. */
+/* The events of a trace, and what they say beside their process or gateway. Epochs are numbered in their order. */
 #define CLAIM 1   /* a claim has reached the store: FORMER, EPOCH, NUMBER, and whether the answer was SEEN */
 #define COMMIT 2  /* a commit has: EPOCH, AFTER, LAST, OUTCOME, SEEN */
 #define COPY 3    /* a copy of a commit will arrive late, the one with the number SLOT */
@@ -94,7 +94,7 @@
 #define TOLD 9    /* a gateway is told the answer to a call: NUMBER, IS_AGAIN, OUTCOME */
 #define LEAVE 10  /* callers have left: in the simulation only with their gateway, whose stream ends */
 
-/* What a gateway is told of. */
+/* The answers to a gateway. */
 #define MADE 1
 #define REFUSED 2
 #define BUSY 3
@@ -127,7 +127,7 @@ bool refusal[GATEWAYS];  /* the answer to that call */
 
 /* What only the model knows. */
 WORD claims, commits;
-SET acknowledged, denied; /* the changes whose callers were told so */
+SET acknowledged, denied; /* the changes whose callers have that answer */
 
 typedef Gateway {
 	byte waiting = CALLERS;  /* changes whose callers wait for a call */
@@ -171,7 +171,7 @@ mtype = { made, fenced, lost };
 #define G gateways[g]
 #define O owners[me]
 
-/* AWAITS: the gateway waits for the answer to this attempt. A first one is not waited for any more when it is repeated. */
+/* AWAITS: the gateway waits for the answer to this attempt. After a repetition it no longer waits for that to the first. */
 #define AWAITS(call) (G.ops != 0 && G.number == NUMBER(call) && G.attempts == 1 + REPEATED(call))
 
 /* told is [counter/call.Caller.Do]: an answer, which may get lost, has arrived. When a merged operation is refused,
@@ -219,8 +219,8 @@ active [GATEWAYS] proctype gateway() {
 	byte g = _pid;
 
 end:	do
-	/* [counter.Combiner.Do]: changes that wait go together, or a first one goes alone. The streams differ in nothing,
-	 * so the first one begins. */
+	/* [counter.Combiner.Do]: changes that wait go together, or a first one goes alone. The streams are alike, so the
+	 * first one begins. */
 	:: atomic { G.ops == 0 && G.waiting != 0 && (g == 0 || gateways[0].number > 0 && !IS_MERGED) && IS(SEND, g) ->
 		G.number++;
 #ifdef TRACE
@@ -275,7 +275,7 @@ inline forget(one) {
 	one.last[0] = 0; one.last[1] = 0; one.refusal[0] = false; one.refusal[1] = false
 }
 
-/* copy has a commit arrive once more, later. */
+/* copy makes a commit arrive again, later. */
 inline copy(one) {
 	late[SLOT].epoch = one.epoch; late[SLOT].after = one.after; late[SLOT].sum = one.sum; late[SLOT].twice = one.twice;
 	late[SLOT].last[0] = one.last[0]; late[SLOT].last[1] = one.last[1];
@@ -326,8 +326,8 @@ inline decide(one, outcome) {
 	fi
 }
 
-/* judge is [counter/owner.draft.judgeCall]. Whether a change is refused depends on what is left out here, so each may be,
- * each time anew. */
+/* judge is [counter/owner.draft.judgeCall]. What decides whether a change is refused is left out here, so each may be
+ * refused, each time anew. */
 inline judge(me, g) {
 	m = O.turn[g];
 	if
@@ -426,7 +426,7 @@ active [OWNERS] proctype owner() {
 	mtype outcome;
 
 end:	do
-	/* [counter/owner.Owner.Own]: from whoever owns it now. The processes differ in nothing, so the first one begins. */
+	/* [counter/owner.Owner.Own]: from any owner. The processes are alike, so the first one begins. */
 	:: d_step { O.mine == 0 && claims < CLAIMS && (me == 0 || claims > 0) && IS(CLAIM, me) ->
 		claim(me, 0); O.mine = granted; O.has = number; granted = 0;
 		O.sum = sum; O.last[0] = last[0]; O.refusal[0] = refusal[0]; O.last[1] = last[1]; O.refusal[1] = refusal[1];

@@ -11,9 +11,9 @@
  * store once loses its tail, back to some moment since the last takeover from a process that had not ended. As in the
  * simulations, that takeover itself is not lost, and the clock is past all epochs when the store is back.
  *
- * Proved by assertions: an epoch is granted once, and they grow; whoever commits has made the newest claim, and has
- * judged on the newest rows; whoever was overtaken takes nothing back; in a bucket no count of an older owner follows
- * one of a newer owner; late messages of a claim change nothing.
+ * Proved by assertions: no epoch is granted twice, and epochs grow; an owner that commits has made the newest claim, and
+ * has judged on the newest rows; an owner that was replaced does not take the partition back; in a bucket no count of an
+ * older owner follows one of a newer owner; late messages of a claim change nothing.
  *
  * Left out: what rows contain (a version stands for all of them), the reading of rows after a claim, generations of
  * Redis, and who should own what (any process claims at any time).
@@ -21,10 +21,10 @@
  * With -DTRACE -DLOSS it follows a trace of the simulation of counters, see trace.h and counter/call/traces_test.go.
  *
  * Planted faults, each of which must be found: NO_FENCE, CLOCK_ALONE, TAKES_BACK; of presence CLOCK_ALONE, NO_NUMBERS,
- * FENCE_FALLS. Two are no faults but limits that are known, and the checker must find them as well. BACK_AND_LOST: where
- * the store loses a claim and its clock is behind that claim until the next one, an epoch is granted twice.
- * LATE_AND_AGAIN: a process whose claim arrives so late that it takes the partition from the next owner, and which then
- * claims again after a loss of Redis before it has written anything, goes on with members of before.
+ * FENCE_FALLS. Two more are known limits of the product, which the checker must find as well. BACK_AND_LOST: if the store
+ * loses a claim, and its clock is behind that claim until the next one, an epoch is granted twice. LATE_AND_AGAIN: the
+ * claim of a process arrives so late that it takes the partition from the next owner. If the process then claims again,
+ * after a loss of Redis and before it has written anything, it goes on with outdated members.
  */
 #ifdef PRESENCE
 #define PROCESSES 2
@@ -60,7 +60,7 @@
 #ifdef LOSS
 #define MAY_BE_LATE true
 #else
-#define MAY_BE_LATE (c.changes && !c.heals) /* any other one would only make the number greater */
+#define MAY_BE_LATE (c.changes && !c.heals) /* any other commit would only make the number greater */
 #endif
 #define NOBODY 255
 #define MAX(a, b) ((a) > (b) -> (a) : (b))
@@ -72,7 +72,7 @@ short clock = 1;
 short epoch;
 byte holder = NOBODY;
 short number;
-short version;        /* stands for all rows: every change makes it one more */
+short version;        /* stands for all rows: every change adds one to it */
 
 /* What only the model knows. */
 short top;            /* the greatest epoch that was ever granted */
@@ -91,8 +91,8 @@ inline grant(who, former, granted) {
 #else
 	granted = MAX(clock, MAX(epoch, former) + 1);
 #endif
-	assert(granted > top);                 /* an epoch is granted once, and they grow */
-	assert(former == 0 || newest == who);  /* whoever was overtaken takes nothing back */
+	assert(granted > top);                 /* no epoch is granted twice, and epochs grow */
+	assert(former == 0 || newest == who);  /* an owner that was replaced does not take the partition back */
 	top = granted;
 	epoch = granted;
 	holder = who;
@@ -102,12 +102,12 @@ inline grant(who, former, granted) {
 
 #ifndef PRESENCE
 
-/* The events of a trace, and what is told of them beside their process. Epochs are numbered in their order. */
+/* The events of a trace, and what they say beside their process. Epochs are numbered in their order. */
 #define CLAIM 1   /* a claim has reached the store: FORMER, EPOCH, NUMBER, and whether the answer was SEEN */
 #define COMMIT 2  /* a commit has: EPOCH, AFTER, NUMBER, WRITES, OUTCOME, SEEN */
 #define COPY 3    /* a copy of a commit will arrive late, the one with the number SLOT */
 #define LATE 4    /* it does: EPOCH, AFTER, NUMBER, OUTCOME */
-#define KEEP 5    /* what follows is what the loss with the number SLOT takes */
+#define KEEP 5    /* the loss with the number SLOT takes everything from here on */
 #define LOSE 6    /* the store loses its tail, back to EPOCH and NUMBER */
 #define END 7     /* a process has ended */
 
@@ -135,7 +135,7 @@ byte losses;
 bool owns[PROCESSES];
 hidden byte isTakeover;
 
-/* keep: what follows is the tail that the store may lose. */
+/* keep: everything from here on is a tail that the store may lose. */
 inline keep(at) {
 	kept[at].epoch = epoch; kept[at].number = number; kept[at].version = version
 }
@@ -154,7 +154,7 @@ inline claim(who, former, granted) {
 	:: true ->
 #endif
 #ifdef LOSS
-		/* Nobody takes himself for the owner after the loss of a takeover from one that has ended. */
+		/* No process believes that it is the owner after the loss of a takeover from a process that has ended. */
 		isTakeover = (holder == NOBODY -> true : holder != who && owns[holder]);
 #endif
 		grant(who, former, granted);
@@ -169,8 +169,8 @@ inline claim(who, former, granted) {
 	fi
 }
 
-/* A commit on its way: each process has one, which it repeats until it knows the outcome. Copies may arrive late. What
- * is not in use is 0, so that states that differ in nothing else are one. */
+/* A commit on its way: each process has one, which it repeats until it knows the outcome. Copies may arrive late. Unused
+ * fields are 0, so that states which differ only in them are the same. */
 typedef Commit { short epoch; short after; short number; short version; bool changes; bool heals }
 Commit late[LATES];
 byte lateBy[LATES];
@@ -203,8 +203,8 @@ inline decide(who, c, outcome) {
 	fi
 }
 
-/* part: what the store lacks is written in one commit or in several, up to any number. Of the model's one row the last
- * of them has the value. */
+/* part: a healing owner writes what the store lacks in one commit or in several, up to any number. The value of the
+ * model's only row is in the last of them. */
 inline part() {
 	c.number = c.after + 1;
 	do
