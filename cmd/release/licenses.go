@@ -45,7 +45,7 @@ func licensesOf(info *debug.BuildInfo, goos, arch string) ([]licensed, error) {
 
 	for _, m := range info.Deps {
 		if m.Replace != nil && strings.HasPrefix(m.Replace.Path, ".") {
-			continue // of this repository
+			continue // a module of this repository
 		}
 
 		path := m.Path

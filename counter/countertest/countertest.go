@@ -267,7 +267,7 @@ func large(t *testing.T, i Instance) {
 	changes[999] = add(stock, "k:1", -1)
 	refused(t, s, counter.ErrBound, "k:1", 0, changes...)
 
-	var keys []string // every seventh
+	var keys []string // of every seventh counter
 	for n := range counter.MaxKeys {
 		keys = append(keys, "e:"+strconv.Itoa(7*n))
 	}

@@ -16,7 +16,6 @@ import (
 // Verb is what a call does.
 type Verb uint8
 
-// The verbs.
 const (
 	Read Verb = iota // one counter
 	Look             // is a member in the set?
@@ -89,7 +88,6 @@ type Model struct {
 // none is the fault of a change that nothing refuses.
 const none = -1
 
-// The models.
 var (
 	// Exact is a few exact counters with bounds. A batch of changes takes effect at one moment.
 	Exact = &Model{"exact", addWithin, showNumbers}

@@ -189,8 +189,8 @@ Process processes[PROCESSES];
 #define REREAD 6   /* the record is read again, after the claim of the durable store */
 #define NO_TOKEN 7 /* the fast store gets one */
 #define WITHOUT 8  /* the durable store is away */
-#define LISTED 9   /* the names of rows that are not drained are read */
-#define VALUED 10  /* and the rows */
+#define LISTED 9   /* the names of the rows that are not drained are read */
+#define VALUED 10  /* these rows are read */
 #define LOADED 11  /* what is not drained is known */
 #define LACKING 12 /* what the fast store lacks is known */
 #define FAILED 13
@@ -279,7 +279,7 @@ inline copyState(to, from) {
 
 inline noState(one) { one.complete = false; one.syncedTo = 0; one.token = 0 }
 
-/* endCommit: there is no commit under way. */
+/* endCommit ends the commit that is under way. */
 inline endCommit(me) {
 	P.commits = false; P.after = 0; P.number = 0; P.value = 0; P.base = 0; P.heals = false;
 	P.isRepeated = false; P.refused = false;

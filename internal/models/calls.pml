@@ -54,7 +54,7 @@
 #define CALLERS 3
 #define IS_MERGED true
 #else
-#define CALLERS 1 /* bits */
+#define CALLERS 1 /* a set of callers, a bit for each */
 #define IS_MERGED false
 #endif
 #ifdef FULL_ENDS
@@ -86,9 +86,9 @@
 
 /* The events of a trace, and what they say beside their process or gateway. Epochs are numbered in their order. */
 #define CLAIM 1   /* a claim has reached the store: FORMER, EPOCH, NUMBER, and whether the answer was SEEN */
-#define COMMIT 2  /* a commit has: EPOCH, AFTER, LAST, OUTCOME, SEEN */
+#define COMMIT 2  /* a commit has reached it: EPOCH, AFTER, LAST, OUTCOME, SEEN */
 #define COPY 3    /* a copy of a commit will arrive late, the one with the number SLOT */
-#define LATE 4    /* it does: EPOCH, AFTER, LAST, OUTCOME */
+#define LATE 4    /* a late copy arrives: EPOCH, AFTER, LAST, OUTCOME */
 #define END 7     /* a process has ended */
 #define SEND 8    /* a gateway sends a call: NUMBER, IS_AGAIN */
 #define TOLD 9    /* a gateway is told the answer to a call: NUMBER, IS_AGAIN, OUTCOME */

@@ -104,9 +104,9 @@ inline grant(who, former, granted) {
 
 /* The events of a trace, and what they say beside their process. Epochs are numbered in their order. */
 #define CLAIM 1   /* a claim has reached the store: FORMER, EPOCH, NUMBER, and whether the answer was SEEN */
-#define COMMIT 2  /* a commit has: EPOCH, AFTER, NUMBER, WRITES, OUTCOME, SEEN */
+#define COMMIT 2  /* a commit has reached it: EPOCH, AFTER, NUMBER, WRITES, OUTCOME, SEEN */
 #define COPY 3    /* a copy of a commit will arrive late, the one with the number SLOT */
-#define LATE 4    /* it does: EPOCH, AFTER, NUMBER, OUTCOME */
+#define LATE 4    /* a late copy arrives: EPOCH, AFTER, NUMBER, OUTCOME */
 #define KEEP 5    /* the loss with the number SLOT takes everything from here on */
 #define LOSE 6    /* the store loses its tail, back to EPOCH and NUMBER */
 #define END 7     /* a process has ended */

@@ -27,7 +27,7 @@ func (l *Log) String() string {
 	return l.text.String()
 }
 
-// Count returns how often the log has a text.
+// Count returns how often a text occurs in the log.
 func (l *Log) Count(text string) int { return strings.Count(l.String(), text) }
 
 // Complaint returns an excerpt of the log that shows a fault of the program, or "".

@@ -15,7 +15,7 @@ type truth struct {
 	moves map[string][]arrival     // of each page, in the order of time
 }
 
-// An arrival is that of a user or, unless on, a departure.
+// An arrival is a user who came or, unless on is set, left.
 type arrival struct {
 	at   time.Time
 	user *user

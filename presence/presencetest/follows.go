@@ -269,8 +269,8 @@ func (c *changed) make(t tb, s unread.Store, page string, change unread.Change) 
 	return true
 }
 
-// check compares the level and the authors of a page with the model. Authors returns the users who have changed the page
-// since Level.By was since.
+// check compares the level and the authors of a page with the model. Authors must return the users who have changed the
+// page after Level.By was equal to since.
 func (c *changed) check(t tb, s unread.Store, page string, since int64, users []unread.User) {
 	for _, u := range users {
 		if l, own := level(t, s, u, page); l != c.level || own != c.owns[u] {
