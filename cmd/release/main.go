@@ -161,7 +161,15 @@ func pack(version, system, out string, build builder) ([]string, error) {
 		return made, nil
 	}
 
-	// The time of the commit instead of now, so that two builds give the same bytes.
+	packages, err := packagesOf(version, arch, scratch, filepath.Join(out, name))
+
+	return append(made, packages...), err
+}
+
+// packagesOf makes the packages for Linux from the files in scratch, and returns their names. path is their path without
+// the extension.
+func packagesOf(version, arch, scratch, path string) (made []string, err error) {
+	// The time of the commit and not now, so that two builds give the same bytes.
 	date, err := committed()
 	if err != nil {
 		return nil, err
@@ -171,10 +179,10 @@ func pack(version, system, out string, build builder) ([]string, error) {
 	}
 
 	for _, kind := range []string{"deb", "rpm"} {
-		if err := nfpm(version, arch, date, scratch, kind, filepath.Join(out, name+"."+kind)); err != nil {
+		if err := nfpm(version, arch, date, scratch, kind, path+"."+kind); err != nil {
 			return nil, fmt.Errorf("nfpm %s: %w", kind, err)
 		}
-		made = append(made, name+"."+kind)
+		made = append(made, filepath.Base(path)+"."+kind)
 	}
 
 	return made, nil

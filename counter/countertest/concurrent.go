@@ -111,7 +111,7 @@ func concurrent(t *testing.T, i Instance) {
 			s := stores[c%2]
 			for n := range rounds {
 				ops := batches(rng, keys)
-				numbers := ops
+				batched := ops
 
 				sums := []counter.Change{
 					under(add(sum, "s:1", 1), "country", strconv.Itoa(n%2)),
@@ -138,7 +138,7 @@ func concurrent(t *testing.T, i Instance) {
 					}
 				}
 
-				for _, o := range numbers {
+				for _, o := range batched {
 					for _, change := range o.Changes {
 						n, _ := strconv.Atoi(change.Key[2:])
 						want[n].Add(change.Delta)
@@ -187,6 +187,7 @@ func concurrent(t *testing.T, i Instance) {
 
 	counts(t, s, "s:2", "country", each)
 	value(t, s, "m:1", size)
+
 	value(t, s, "u:1", estimate(visitors(0, ((clients-1)*rounds/2+rounds)*20)))
 }
 

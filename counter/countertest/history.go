@@ -131,28 +131,12 @@ func histories(t *testing.T, i Instance) {
 		saw(t, s, "u:1", members...)
 	}
 
-	seconds := gained(t, s, "s:1", time.Second)
-	at := time.Unix(seconds[0].Number, 0)
+	first := gained(t, s, "s:1", time.Second)[0]
+	at := time.Unix(first.Number, 0)
 	if at.Before(began.Add(-2*time.Minute)) || at.After(time.Now().Add(2*time.Minute)) {
 		t.Errorf("it began at %s", at)
 	}
-
-	// Any part of a history can be read by itself.
-	middle := seconds[1]
-	_, part, err := s.History(t.Context(), "s:1", time.Second, middle.Number, middle.Number+1)
-	if err != nil || len(part) != 1 || part[0] != middle {
-		t.Errorf("%v, %v, want %v", part, err, middle)
-	}
-	_, part, err = s.History(t.Context(), "s:1", time.Second, 0, middle.Number)
-	if err != nil || total(part) != seconds[0].Value {
-		t.Errorf("%v, %v of %v", part, err, seconds)
-	}
-	seen := gained(t, s, "u:1", time.Second)
-	middle = seen[len(seen)-2]
-	_, part, err = s.History(t.Context(), "u:1", time.Second, middle.Number, middle.Number+1)
-	if err != nil || len(part) != 1 || distinct(part) != 1 {
-		t.Errorf("%v, %v, want %v", part, err, middle)
-	}
+	partsOfHistory(t, s)
 
 	// The steps of a unique outlive a reset.
 	one(t, s, reset(unique, "u:1"))
@@ -177,4 +161,26 @@ func histories(t *testing.T, i Instance) {
 	do(t, s, op(see("u:1", "f")), op(drop(unique, "u:1")), op(see("u:1", "g")))
 	history(t, s, "s:1", 6)
 	saw(t, s, "u:1", "g")
+}
+
+// partsOfHistory reads parts of the histories of s:1 and u:1, which must be the same as in the whole.
+func partsOfHistory(t *testing.T, s counter.Reader) {
+	t.Helper()
+	seconds := gained(t, s, "s:1", time.Second)
+	middle := seconds[1]
+	_, part, err := s.History(t.Context(), "s:1", time.Second, middle.Number, middle.Number+1)
+	if err != nil || len(part) != 1 || part[0] != middle {
+		t.Errorf("%v, %v, want %v", part, err, middle)
+	}
+	_, part, err = s.History(t.Context(), "s:1", time.Second, 0, middle.Number)
+	if err != nil || total(part) != seconds[0].Value {
+		t.Errorf("%v, %v of %v", part, err, seconds)
+	}
+
+	seen := gained(t, s, "u:1", time.Second)
+	middle = seen[len(seen)-2]
+	_, part, err = s.History(t.Context(), "u:1", time.Second, middle.Number, middle.Number+1)
+	if err != nil || len(part) != 1 || distinct(part) != 1 {
+		t.Errorf("%v, %v, want %v", part, err, middle)
+	}
 }

@@ -58,14 +58,11 @@ func floor(args []string) error {
 		}
 		defer c.Close()
 
-		// The loop below writes to the file descriptor, so that it does not measure Go's net package.
-		raw, err := c.(*net.TCPConn).SyscallConn()
+		fd, err := descriptor(c.(*net.TCPConn))
 		if err != nil {
 			return err
 		}
-		if err := raw.Control(func(fd uintptr) { fds = append(fds, int(fd)) }); err != nil {
-			return err
-		}
+		fds = append(fds, fd)
 	}
 
 	// The readers share one core, and are busy until all have connected.
@@ -98,6 +95,19 @@ func floor(args []string) error {
 		"per_s":             float64(written) / time.Since(began).Seconds(),
 		"cpu_s_per_million": (cpuTime(os.Getpid()) - before) / float64(written) * 1e6,
 	})
+}
+
+// descriptor returns the file descriptor of a connection. floor writes to it, so that it does not measure Go's net
+// package.
+func descriptor(c *net.TCPConn) (fd int, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+
+	err = raw.Control(func(number uintptr) { fd = int(number) })
+
+	return fd, err
 }
 
 // readers runs subscribers that only read, with a goroutine each, as the simulator's do. They end when the server ends.

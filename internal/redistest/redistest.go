@@ -273,6 +273,15 @@ func (c *Cluster) start(
 		s.start(t)
 	}
 
+	c.join(t)
+	c.awaitJoined(t)
+}
+
+// join makes a Cluster of the servers.
+func (c *Cluster) join(t testing.TB) {
+	t.Helper()
+	masters := len(c.Masters)
+
 	// With equal epochs the masters would first have to resolve the conflict.
 	for i, s := range c.Masters {
 		s.Do(t, "CLUSTER", "ADDSLOTSRANGE", 16384*i/masters, 16384*(i+1)/masters-1)
@@ -291,11 +300,15 @@ func (c *Cluster) start(
 			return err
 		})
 	}
+}
 
-	// A client may ask any server, so each has to know all others.
+// awaitJoined waits until each server knows all others, because a client may ask any.
+func (c *Cluster) awaitJoined(t testing.TB) {
+	t.Helper()
+
 	await(t, func() error {
 		var errs []error
-		known := fmt.Sprintf("cluster_known_nodes:%d\r", masters+replicas)
+		known := fmt.Sprintf("cluster_known_nodes:%d\r", len(c.all()))
 		for _, s := range c.all() {
 			errs = append(errs, s.shows("cluster_state:ok", "CLUSTER", "INFO"), s.shows(known, "CLUSTER", "INFO"))
 		}

@@ -66,19 +66,9 @@ func setClock(pid int, offset time.Duration) error {
 	}
 	defer memory.Close()
 
-	// The address of the vDSO is different in each process.
-	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	from, to, err := vdsoOf(pid)
 	if err != nil {
 		return err
-	}
-
-	var from, to uintptr
-	for line := range strings.Lines(string(maps)) {
-		if strings.HasSuffix(strings.TrimSpace(line), "[vdso]") {
-			if _, err := fmt.Sscanf(line, "%x-%x", &from, &to); err != nil {
-				return err
-			}
-		}
 	}
 
 	// The vDSO is a complete ELF file, with the names of its functions.
@@ -114,6 +104,22 @@ func setClock(pid int, offset time.Duration) error {
 		return fmt.Errorf("the kernel lacks %d functions for clocks", len(codes))
 	}
 	return nil
+}
+
+// vdsoOf returns the addresses of a process's vDSO, which differ from process to process.
+func vdsoOf(pid int) (from, to uintptr, err error) {
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return 0, 0, err
+	}
+
+	for line := range strings.Lines(string(maps)) {
+		if strings.HasSuffix(strings.TrimSpace(line), "[vdso]") {
+			_, err = fmt.Sscanf(line, "%x-%x", &from, &to)
+		}
+	}
+
+	return from, to, err
 }
 
 // clockCodes returns replacements for functions of the vDSO. They ask the kernel, and add seconds to the wall clock.

@@ -64,29 +64,8 @@ func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
 	p := plan{pages: cfg.Pages, name: runName(rand.Uint64()), limit: 1 << 20}
 	c.crowd = newCrowd(command, p, &processes{})
 	c.background.Go(c.watchdog)
-
-	c.watching = make([][]*tab, len(cfg.Gateways))
-	for range cfg.Watchers {
-		for i := range cfg.Gateways {
-			watcher := &tab{user: c.newUser(), watched: holdings(c.topics()), fixed: true, seen: c.seen}
-			w := c.start(watcher, i)
-			c.watching[i] = append(c.watching[i], w)
-		}
-	}
-
-	for i := range cfg.Stayers {
-		u := c.newUser()
-		pages := []string{cfg.Pages[i%len(cfg.Pages)]}
-		// A user on two pages must count once on the site.
-		if i%5 == 0 {
-			pages = append(pages, cfg.Pages[(i+1)%len(cfg.Pages)])
-		}
-
-		for _, page := range pages {
-			c.truth.enter(u, page)
-			c.start(&tab{user: u, joined: joining(page), strict: true, seen: c.seen}, i)
-		}
-	}
+	c.openWatchers(cfg)
+	c.openStayers(cfg)
 
 	// No churner has come yet, so the truth has only the users who stay.
 	for _, page := range c.topics() {
@@ -110,6 +89,33 @@ func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
 	// Only now, because counts were lower until all had arrived.
 	c.guard.Store(true)
 	return c, nil
+}
+
+func (c *Crowd) openWatchers(cfg CrowdConfig) {
+	c.watching = make([][]*tab, len(cfg.Gateways))
+	for range cfg.Watchers {
+		for i := range cfg.Gateways {
+			watcher := &tab{user: c.newUser(), watched: holdings(c.topics()), fixed: true, seen: c.seen}
+			w := c.start(watcher, i)
+			c.watching[i] = append(c.watching[i], w)
+		}
+	}
+}
+
+func (c *Crowd) openStayers(cfg CrowdConfig) {
+	for i := range cfg.Stayers {
+		u := c.newUser()
+		pages := []string{cfg.Pages[i%len(cfg.Pages)]}
+		// A user on two pages must count once on the site.
+		if i%5 == 0 {
+			pages = append(pages, cfg.Pages[(i+1)%len(cfg.Pages)])
+		}
+
+		for _, page := range pages {
+			c.truth.enter(u, page)
+			c.start(&tab{user: u, joined: joining(page), strict: true, seen: c.seen}, i)
+		}
+	}
 }
 
 // Close ends all clients.

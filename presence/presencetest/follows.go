@@ -292,119 +292,140 @@ func (c *changed) check(t tb, s unread.Store, page string, since int64, users []
 	}
 }
 
+// unreadHistory is a random history of unread changes, with the expected state.
+type unreadHistory struct {
+	*rapid.T
+	s      Store
+	b      *unread.FollowService
+	users  []unread.User
+	pages  []string
+	past   []*changed             // by page
+	unread map[followedPage]int64 // the number of unread changes of each followed page
+}
+
+// followedPage is a page that a user follows, by their numbers.
+type followedPage struct{ user, page int }
+
 // unreadModel compares random histories of the store with a model.
 func unreadModel(t *testing.T, s Store) {
-	type place struct {
-		user, page int
-	}
-
 	rapid.Check(testkit.ForRapid(t), func(rt *rapid.T) {
-		b := unread.NewFollowService(s)
-		users := []unread.User{freshUser(), freshUser()}
-		pages := []string{freshName(), freshName() + ` "quoted" % \ ü 😀`, freshName()}
-		past := make([]*changed, len(pages))
-		for i := range past {
-			past[i] = &changed{
+		h := &unreadHistory{
+			T: rt, s: s, b: unread.NewFollowService(s),
+			users:  []unread.User{freshUser(), freshUser()},
+			pages:  []string{freshName(), freshName() + ` "quoted" % \ ü 😀`, freshName()},
+			unread: map[followedPage]int64{},
+		}
+		for range h.pages {
+			h.past = append(h.past, &changed{
 				keys: map[string]bool{}, owns: map[unread.User]unread.Own{}, last: map[unread.User]int64{},
-			}
+			})
 		}
 
-		if r := record(rt, s, users[0]); !sameRecord(r, unread.Record{}) {
+		if r := record(rt, s, h.users[0]); !sameRecord(r, unread.Record{}) {
 			rt.Fatalf("who follows nothing has %+v", r)
 		}
 
-		model := map[place]int64{} // the number of unread changes of each followed page
-		must := func(err error) {
-			if err != nil {
-				rt.Fatal(err)
-			}
-		}
-
-		ctx := t.Context()
-
 		for range rapid.IntRange(1, 25).Draw(rt, "events") {
-			at := place{rapid.IntRange(0, 1).Draw(rt, "user"), rapid.IntRange(0, 2).Draw(rt, "page")}
-			u, page := users[at.user], pages[at.page]
-			_, follows := model[at]
-			change := func(by *unread.User) bool {
-				key := rapid.SampledFrom([]string{"", "", "k1", "k2 with \x00 and ü"}).Draw(rt, "key")
-				return past[at.page].make(rt, s, page, unread.Change{Key: key, By: by})
-			}
-
-			events := []string{
-				"change", "change", "own change", "follow", "follow", "unfollow", "forget", "reset", "reset of a page",
-			}
-			switch rapid.SampledFrom(events).Draw(rt, "event") {
-			case "change":
-				counts := change(nil)
-				for pl := range model {
-					if counts && pl.page == at.page {
-						model[pl]++
-					}
-				}
-			case "own change":
-				counts := change(&u)
-				for pl := range model {
-					if counts && pl.page == at.page && pl.user != at.user {
-						model[pl]++
-					}
-				}
-			case "follow":
-				must(b.Follow(ctx, u, page))
-				if !follows {
-					model[at] = 0
-				}
-			case "unfollow":
-				must(b.Unfollow(ctx, u, page))
-				delete(model, at)
-			case "forget":
-				before := record(t, s, u)
-				must(b.Forget(ctx, u))
-				r := record(t, s, u)
-				if len(r.Follows) != 0 || !r.Updated.IsZero() || r.Version.Compare(before.Version) <= 0 {
-					rt.Fatalf("%+v became %+v", before, r)
-				}
-				// The other users still follow their pages.
-				maps.DeleteFunc(model, func(pl place, _ int64) bool { return pl.user == at.user })
-			case "reset":
-				is, err := b.Reset(ctx, u)
-				must(err)
-				if stored := record(t, s, u); !sameRecord(is.Record, stored) {
-					rt.Fatalf("Reset returns %+v, stored is %+v", is.Record, stored)
-				}
-				for pl := range model {
-					if pl.user == at.user {
-						model[pl] = 0
-					}
-				}
-			case "reset of a page":
-				_, err := b.Reset(ctx, u, page)
-				must(err)
-				if follows {
-					model[at] = 0
-				}
-			}
-
-			// After each event the store agrees with the model about the page, and about the sums of both users.
-			past[at.page].check(rt, s, page, rapid.Int64Range(0, past[at.page].level.By).Draw(rt, "since"), users)
-
-			for i, u := range users {
-				want := int64(0)
-				for pl, n := range model {
-					if pl.user == i {
-						want += n
-					}
-				}
-
-				got, _, err := b.Unread(ctx, u)
-				must(err)
-
-				if got != want {
-					rt.Fatalf("user %d has %d unread, want %d", i, got, want)
-				}
-			}
+			at := followedPage{rapid.IntRange(0, 1).Draw(rt, "user"), rapid.IntRange(0, 2).Draw(rt, "page")}
+			h.step(at)
+			h.check(at.page)
 		}
 	})
+}
+
+func (h *unreadHistory) must(err error) {
+	if err != nil {
+		h.Fatal(err)
+	}
+}
+
+// step makes a random event of a user and a page, in the store and in the model.
+func (h *unreadHistory) step(at followedPage) {
+	ctx, u, page := h.Context(), h.users[at.user], h.pages[at.page]
+	_, follows := h.unread[at]
+
+	events := []string{
+		"change", "change", "own change", "follow", "follow", "unfollow", "forget", "reset", "reset of a page",
+	}
+	switch rapid.SampledFrom(events).Draw(h.T, "event") {
+	case "change":
+		h.change(at.page, nil)
+	case "own change":
+		h.change(at.page, &at.user)
+	case "follow":
+		h.must(h.b.Follow(ctx, u, page))
+		if !follows {
+			h.unread[at] = 0
+		}
+	case "unfollow":
+		h.must(h.b.Unfollow(ctx, u, page))
+		delete(h.unread, at)
+	case "forget":
+		before := record(h.T, h.s, u)
+		h.must(h.b.Forget(ctx, u))
+		r := record(h.T, h.s, u)
+		if len(r.Follows) != 0 || !r.Updated.IsZero() || r.Version.Compare(before.Version) <= 0 {
+			h.Fatalf("%+v became %+v", before, r)
+		}
+		// The other users still follow their pages.
+		maps.DeleteFunc(h.unread, func(f followedPage, _ int64) bool { return f.user == at.user })
+	case "reset":
+		is, err := h.b.Reset(ctx, u)
+		h.must(err)
+		if stored := record(h.T, h.s, u); !sameRecord(is.Record, stored) {
+			h.Fatalf("Reset returns %+v, stored is %+v", is.Record, stored)
+		}
+		for f := range h.unread {
+			if f.user == at.user {
+				h.unread[f] = 0
+			}
+		}
+	case "reset of a page":
+		_, err := h.b.Reset(ctx, u, page)
+		h.must(err)
+		if follows {
+			h.unread[at] = 0
+		}
+	}
+}
+
+// change changes a page. by is the number of the user who does so; nil: nobody whom the store knows.
+func (h *unreadHistory) change(page int, by *int) {
+	c := unread.Change{Key: rapid.SampledFrom([]string{"", "", "k1", "k2 with \x00 and ü"}).Draw(h.T, "key")}
+	if by != nil {
+		c.By = &h.users[*by]
+	}
+
+	if !h.past[page].make(h.T, h.s, h.pages[page], c) {
+		return
+	}
+	for f := range h.unread {
+		isOwn := by != nil && f.user == *by
+		if f.page == page && !isOwn {
+			h.unread[f]++
+		}
+	}
+}
+
+// check checks that the store agrees with the model about a page, and about the sums of all users.
+func (h *unreadHistory) check(page int) {
+	since := rapid.Int64Range(0, h.past[page].level.By).Draw(h.T, "since")
+	h.past[page].check(h.T, h.s, h.pages[page], since, h.users)
+
+	for i, u := range h.users {
+		want := int64(0)
+		for f, n := range h.unread {
+			if f.user == i {
+				want += n
+			}
+		}
+
+		got, _, err := h.b.Unread(h.Context(), u)
+		h.must(err)
+		if got != want {
+			h.Fatalf("user %d has %d unread, want %d", i, got, want)
+		}
+	}
 }
 
 // lateSaves tests saves that arrive after their caller has given up. When a later call has been answered, even one that
