@@ -78,8 +78,8 @@ func goroot() string {
 // isLicense matches the names of files that must accompany a binary.
 var isLicense = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([.-]\w+)?$`)
 
-// licenseFiles returns the license files of each module in the program: those in the folders of its packages, and in the
-// folders above them up to the root of the module.
+// licenseFiles returns the license files of each module in the program: those in the folders of its packages, and in
+// the folders above them up to the root of the module.
 func licenseFiles(goos, arch string) (map[string][]string, error) {
 	const each = `{{with .Module}}{{.Path}}{{"\t"}}{{.Dir}}{{"\t"}}{{$.Dir}}{{end}}`
 	// The same tags as in compile, or the list would have packages that are not in the program.

@@ -166,8 +166,8 @@ func pack(version, system, out string, build builder) ([]string, error) {
 	return append(made, packages...), err
 }
 
-// packagesOf makes the packages for Linux from the files in scratch, and returns their names. path is their path without
-// the extension.
+// packagesOf makes the packages for Linux from the files in scratch, and returns their names. path is their path
+// without the extension.
 func packagesOf(version, arch, scratch, path string) (made []string, err error) {
 	// The time of the commit and not now, so that two builds give the same bytes.
 	date, err := committed()
@@ -241,8 +241,8 @@ func compress(path string, text []byte) error {
 	return errors.Join(packed.Close(), f.Close())
 }
 
-// nfpm makes a package of a kind, deb or rpm, from the files in the folder built, as deploy/nfpm.yaml says. It runs nfpm
-// as a program of a pinned version, because the library would add dozens of modules to go.mod.
+// nfpm makes a package of a kind, deb or rpm, from the files in the folder built, as deploy/nfpm.yaml says. It runs
+// nfpm as a program of a pinned version, because the library would add dozens of modules to go.mod.
 func nfpm(version, arch string, date time.Time, built, kind, path string) error {
 	cmd := exec.Command("go", "run", "github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2",
 		"package", "--config", "deploy/nfpm.yaml", "--packager", kind, "--target", path)

@@ -15,8 +15,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// insist makes ops under idempotency keys, and repeats those that were not answered, so that each counts once. On a busy
-// machine a store may take its server for dead.
+// insist makes ops under idempotency keys, and repeats those that were not answered, so that each counts once. On a
+// busy machine a store may take its server for dead.
 func insist(t *testing.T, s counter.Writer, id string, ops ...counter.Op) []counter.Result {
 	for i := range ops {
 		ops[i].IdempotencyKey = counter.NewIdempotencyKey(ops[i].Changes[0].Key, "", fmt.Sprint(id, " ", i))
@@ -204,8 +204,8 @@ func batches(rng *rand.Rand, keys int) (ops []counter.Op) {
 	return ops
 }
 
-// away tests an outage of the store, during which clients repeat every change that was not acknowledged. Each must count
-// once. It also tests limits before, during and after the outage.
+// away tests an outage of the store, during which clients repeat every change that was not acknowledged. Each must
+// count once. It also tests limits before, during and after the outage.
 func away(t *testing.T, i Instance) {
 	if i.Cut == nil {
 		return // the store needs no server or disk

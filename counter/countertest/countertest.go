@@ -24,8 +24,8 @@ type Instance struct {
 	Store counter.Store
 	// Peer is the same store, opened by another process. It is nil if only one process can open the store.
 	Peer counter.Store
-	// Crash ends Store like kill -9 and returns the store after a restart. It is nil only for a store whose data live no
-	// longer than its process.
+	// Crash ends Store like kill -9 and returns the store after a restart. It is nil only for a store whose data live
+	// no longer than its process.
 	Crash func(t testing.TB) counter.Store
 	// Cut makes the store's disk or server unavailable until heal. It is nil only for a store that needs neither.
 	Cut func(t testing.TB) (heal func())
@@ -148,8 +148,8 @@ func RunInBubble(t *testing.T, open Factory) {
 	}
 }
 
-// Parts has parts of the contract, by name, with the reason why a set-up of a store can differ in each from a store that
-// passes the whole contract.
+// Parts has parts of the contract, by name, with the reason why a set-up of a store can differ in each from a store
+// that passes the whole contract.
 type Parts map[string]string
 
 // RunParts tests parts of the contract, with fewer histories of the model.

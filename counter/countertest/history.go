@@ -35,8 +35,8 @@ func total(gains []counter.Gain) (n int64) {
 	return n
 }
 
-// history checks that the steps of every length that the rule keeps add up to want, and that fine steps add up to coarse
-// ones.
+// history checks that the steps of every length that the rule keeps add up to want, and that fine steps add up to
+// coarse ones.
 func history(t *testing.T, s counter.Reader, key string, want int64) {
 	t.Helper()
 	fine := map[int64]int64{}
@@ -51,7 +51,7 @@ func history(t *testing.T, s counter.Reader, key string, want int64) {
 				fine[g.Number/int64(sum.Resolutions[1].Step/b.Step)] += g.Value
 			}
 			if i == 1 && fine[g.Number] != g.Value {
-				t.Errorf("%q: step %d of %s is %d, but its parts are %d", key, g.Number, b.Step, g.Value, fine[g.Number])
+				t.Errorf("%q: step %d of %s is %d, its parts %d", key, g.Number, b.Step, g.Value, fine[g.Number])
 			}
 		}
 	}

@@ -198,8 +198,8 @@ func expiring(t *testing.T, i Instance) {
 	}
 }
 
-// Holdings compares a random history of reservations with the truth: at every moment free + reserved + committed is what
-// was added.
+// Holdings compares a random history of reservations with the truth: at every moment free + reserved + committed is
+// what was added.
 type Holdings struct {
 	Store counter.Store
 	Rand  *rand.Rand

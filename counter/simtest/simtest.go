@@ -153,8 +153,8 @@ func (n *Notes) Logf(format string, args ...any) {
 	fmt.Printf("%9.3f  %s\n", time.Since(n.Start).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// Makes reports whether the simulation causes the fault of this number: a replay may leave it out. Each fault has dice of
-// its own, so the others stay the same.
+// Makes reports whether the simulation causes the fault of this number: a replay may leave it out. Each fault has dice
+// of its own, so the others stay the same.
 func (n *Notes) Makes(fault int) bool {
 	leaveOut := n.verbose && slices.Contains(strings.Split(*without, ","), strconv.Itoa(fault))
 	if !leaveOut {

@@ -65,8 +65,8 @@ var crowding = []attack{
 }
 
 // pagesOfOneUser lets one user join 100 pages over each of up to 1,000 connections, as fast as the server accepts new
-// pages from an address: 20,000 at once and then less than 1,000 a second. When three quarters of the time are over, all
-// connections end at once, because that costs others as well.
+// pages from an address: 20,000 at once and then less than 1,000 a second. When three quarters of the time are over,
+// all connections end at once, because that costs others as well.
 func pagesOfOneUser(ctx context.Context, addr string) {
 	const connections, atOnce, perSecond = 1000, 200, 9
 	end, _ := ctx.Deadline()

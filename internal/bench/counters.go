@@ -560,8 +560,8 @@ func (r *caller) call(from int64) (method, path string, body []byte) {
 	}
 }
 
-// send makes a call and reads its answer. It does not use net/http's client, which costs more, because all clients share
-// a core.
+// send makes a call and reads its answer. It does not use net/http's client, which costs more, because all clients
+// share a core.
 func send(c net.Conn, in *bufio.Reader, method, path string, body []byte) error {
 	request := fmt.Appendf(nil, "%s %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n"+
 		"X-API-Key: %s\r\nContent-Length: %d\r\n\r\n%s", method, path, c.RemoteAddr(), apiKey, len(body), body)

@@ -122,7 +122,7 @@ func overKeys(t *trial, size int) figures {
 	for store, s := range servers {
 		call(store+"_batch", s, redis.PID(), "-batch", "1000", "-callers", "4") // also creates the counters
 		call(store+"_increment", s, redis.PID())
-		for range 2 { // only the second counts: during the first one the server subscribes to topics that are read often
+		for range 2 { // only the second counts: in the first the server subscribes to topics that are read often
 			call(store+"_counter", s, redis.PID(), "-path", "/api/v1/counters/views:#")
 			call(store+"_page", s, redis.PID(), "-path", "/page#/counter")
 		}

@@ -138,8 +138,8 @@ func readers(args []string) error {
 	return nil
 }
 
-// dial connects, and waits until the server, which may still be starting, listens. The connection will end with a reset,
-// so that its port is free for the next run.
+// dial connects, and waits until the server, which may still be starting, listens. The connection will end with a
+// reset, so that its port is free for the next run.
 func dial(addr string) (c net.Conn, err error) {
 	for range 100 {
 		c, err = net.DialTimeout("tcp", addr, time.Minute)
@@ -152,8 +152,8 @@ func dial(addr string) (c net.Conn, err error) {
 	return nil, err
 }
 
-// arriving is how many clients connect, if so many files may be open. arrivingAtOnce of them connect at a time, which is
-// fewer than the server has room for newcomers. All clients share a core, so some send their handshake late, and a
+// arriving is how many clients connect, if so many files may be open. arrivingAtOnce of them connect at a time, which
+// is fewer than the server has room for newcomers. All clients share a core, so some send their handshake late, and a
 // server without room closes connections that have sent nothing.
 const arriving, arrivingAtOnce = 16_000, 1_000
 

@@ -98,8 +98,8 @@ func openFile(path string, options *bbolt.Options) (db *bbolt.DB, err error) {
 	return db, nil
 }
 
-// CheckDir returns an error if the program cannot write files in a directory or, if it does not exist yet, cannot create
-// it. It leaves nothing behind.
+// CheckDir returns an error if the program cannot write files in a directory or, if it does not exist yet, cannot
+// create it. It leaves nothing behind.
 func CheckDir(dir string) error {
 	// A missing directory will be created below its nearest existing ancestor, so that one is checked.
 	for dir = filepath.Clean(dir); ; dir = filepath.Dir(dir) {

@@ -1,7 +1,7 @@
-// Package browser runs the browser client in simulations, in the form in which the server serves it. A Browser has tabs,
-// each in a JavaScript interpreter of its own, which share storage, locks and channels. Its timers are those of package
-// time and its connections come from Config.Dial, so that in a bubble of synctest its clock and its network are the
-// simulation's.
+// Package browser runs the browser client in simulations, in the form in which the server serves it. A Browser has
+// tabs, each in a JavaScript interpreter of its own, which share storage, locks and channels. Its timers are those of
+// package time and its connections come from Config.Dial, so that in a bubble of synctest its clock and its network are
+// the simulation's.
 package browser
 
 import (

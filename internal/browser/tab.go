@@ -261,8 +261,8 @@ var (
 )
 
 // script turns one of the server's modules into a script. The script's value is a function that returns the module's
-// exports. The interpreter has neither modules nor async generators. The client has one async generator, for applications
-// that loop over values with `for await`; here it becomes an async function, which no simulation calls.
+// exports. The interpreter has neither modules nor async generators. The client has one async generator, for
+// applications that loop over values with `for await`; here it becomes an async function, which no simulation calls.
 func (t *Tab) script(file string) (string, error) {
 	raw, err := fs.ReadFile(t.b.cfg.Files, file)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package histories lets clients change counters of real processes and records their calls, the answers and the times of
-// both. An independent checker judges these histories: Porcupine looks for an order of the calls in which every answer
-// is right and each call takes effect at one moment between its beginning and its answer.
+// Package histories lets clients change counters of real processes and records their calls, the answers and the times
+// of both. An independent checker judges these histories: Porcupine looks for an order of the calls in which every
+// answer is right and each call takes effect at one moment between its beginning and its answer.
 //
 // A call without an answer may take effect at any later moment, or never. After a few hundred calls other counters take
 // the place of those that were used, so that no history becomes too long to judge.

@@ -24,7 +24,8 @@ func (s *Subject) key(at int) string { return fmt.Sprintf("%s/%d", s.Name, at) }
 // errUnexpected means an answer that no fault explains.
 var errUnexpected = errors.New("unexpected answer")
 
-// send makes a call. Its error wraps errUnexpected after a wrong answer; any other error means that there was no answer.
+// send makes a call. Its error wraps errUnexpected after a wrong answer; any other error means that there was no
+// answer.
 func (s *Subject) send(ctx context.Context, api *client.API, c *Call) (Answer, error) {
 	if c.Keyed {
 		api = api.Once(fmt.Sprintf("%s#%d", s.Name, c.ID))

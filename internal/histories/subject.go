@@ -153,8 +153,8 @@ func (s *Subject) history(old []Between) (history []porcupine.Operation) {
 		}
 
 		if t.Unknown && t.Keyed {
-			// At most one try of a key has made the change, so the first try, which had the most time for it, stands for
-			// all. It did so before the first answer that says that the change was made before.
+			// At most one try of a key has made the change, so the first try, which had the most time for it, stands
+			// for all. It did so before the first answer that says that the change was made before.
 			answer, answered := made[t.ID]
 			if included[t.ID] || answered && !answer.Replay {
 				continue
@@ -190,9 +190,9 @@ func (s *Subject) settled() map[int]*try {
 	return made
 }
 
-// operations returns a try in the checker's form. An answer about two things is two operations, because each may be true
-// at a moment of its own within the call: a change of a sum, and a read of the sum with the changes that were written
-// together with it; a look at a member, and a read of the set's size.
+// operations returns a try in the checker's form. An answer about two things is two operations, because each may be
+// true at a moment of its own within the call: a change of a sum, and a read of the sum with the changes that were
+// written together with it; a look at a member, and a read of the set's size.
 func (s *Subject) operations(t *try) []porcupine.Operation {
 	one := porcupine.Operation{Input: &t.Call, Output: &t.Answer, Call: t.begin, Return: t.end}
 	isTwo := t.Verb == Look || s.Model == Sum && t.Verb == Add

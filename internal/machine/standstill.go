@@ -9,9 +9,9 @@ import (
 const lookEvery = 250 * time.Millisecond
 
 // Standstill notices that the process stood still for longer than a limit: it was suspended, by a signal or with its
-// machine. Whatever it has received from others is then older than it seems. So each part that keeps received data has a
-// Standstill, whose limit is how old that data may be. A part that measures the time since an event of its own (a sweep,
-// a renewal, a read of the store) does not need one. Any goroutine may use it.
+// machine. Whatever it has received from others is then older than it seems. So each part that keeps received data has
+// a Standstill, whose limit is how old that data may be. A part that measures the time since an event of its own (a
+// sweep, a renewal, a read of the store) does not need one. Any goroutine may use it.
 type Standstill struct {
 	limit   time.Duration
 	elapsed func() time.Duration

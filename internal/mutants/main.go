@@ -132,8 +132,8 @@ func order(patch, list string) [][]string {
 	return slices.DeleteFunc(groups, func(g []string) bool { return len(g) == 0 })
 }
 
-// failing runs go test until a test fails, and returns that test and its package. test is "" when the package fails as a
-// whole.
+// failing runs go test until a test fails, and returns that test and its package. test is "" when the package fails as
+// a whole.
 func failing(dir string, args ...string) (pkg, test string, err error) {
 	c := exec.Command("go", append([]string{
 		"test", "-short", "-json", "-vet=off", "-failfast", "-timeout=20m",

@@ -41,8 +41,8 @@ type Server struct {
 	databases atomic.Int64 // created so far
 }
 
-// Start starts a server that ends with the test. settings are lines of postgresql.conf, such as "fsync=on". By default a
-// commit does not wait for the disk: what a killed process has committed is kept all the same.
+// Start starts a server that ends with the test. settings are lines of postgresql.conf, such as "fsync=on". By default
+// a commit does not wait for the disk: what a killed process has committed is kept all the same.
 func Start(t testing.TB, settings ...string) *Server {
 	t.Helper()
 

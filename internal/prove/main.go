@@ -1,7 +1,7 @@
-// Prove runs the simulations of presence, counters and regions with fresh seeds for a number of simulated hours. It ends
-// at the first seed that breaks a promise: it looks for the fewest faults with which that happens, prints the trace, and
-// says how to replay it. Each minute it prints its progress. At the end every marked place of the product (see package
-// marks) must have been reached. With -replay it runs one seed.
+// Prove runs the simulations of presence, counters and regions with fresh seeds for a number of simulated hours. It
+// ends at the first seed that breaks a promise: it looks for the fewest faults with which that happens, prints the
+// trace, and says how to replay it. Each minute it prints its progress. At the end every marked place of the product
+// (see package marks) must have been reached. With -replay it runs one seed.
 package main
 
 import (
@@ -25,7 +25,7 @@ var (
 	hours = flag.Float64("hours", 10, "simulated hours")
 	begin = flag.Uint64("first", uint64(time.Now().UnixNano()), "the first seed")
 
-	replayed = flag.String("replay", "", "replay one seed of this simulation, such as counter/call, and print its trace")
+	replayed = flag.String("replay", "", "replay one seed of a simulation, such as counter/call, and print its trace")
 	test     = flag.String("test", simulation, "the test of the replay")
 	seed     = flag.Uint64("seed", 1, "the seed of the replay")
 	order    = flag.Int64("order", -1, "the order of the replay; -1: try some until a promise is broken")

@@ -16,16 +16,16 @@ import (
 // everything: which goroutine runs next, which case of a select is taken, in which order a map is read. Each value of
 // the variable is an order.
 //
-// WebAssembly has a single thread as well, but bbolt does not compile for it, and it always runs goroutines in the order
-// in which they became ready.
+// WebAssembly has a single thread as well, but bbolt does not compile for it, and it always runs goroutines in the
+// order in which they became ready.
 var patches = []struct{ file, old, patched string }{
 	// No monitor thread, which would look for goroutines that run for too long.
 	{"runtime/proc.go", `const haveSysmon = GOARCH != "wasm"`, `const haveSysmon = false`},
 	// As with the race detector, chance decides whether a goroutine that was just woken runs first.
 	{"runtime/proc.go", `if !haveSysmon && next {`, `if false {`},
 	{"runtime/proc.go", `const randomizeScheduler = raceenabled`, `const randomizeScheduler = true`},
-	// The runtime draws these random numbers from a cheap source. Its locks and its memory profiler draw from it, too, at
-	// moments that depend on real time. So the patched ones come from the seeded source.
+	// The runtime draws these random numbers from a cheap source. Its locks and its memory profiler draw from it, too,
+	// at moments that depend on real time. So the patched ones come from the seeded source.
 	{"runtime/select.go", `j := cheaprandn(uint32(norder + 1))`, `j := randn(uint32(norder + 1))`},
 	{"runtime/time.go", `t.rand = cheaprand()`, `t.rand = uint32(rand())`},
 	{
@@ -44,13 +44,13 @@ var patches = []struct{ file, old, patched string }{
 	// of the first one, and a new thread draws nothing from it when it starts.
 	{"runtime/rand.go", `c := &mp.chacha8`, `c := &m0.chacha8`},
 	{"runtime/rand.go", `mp.cheaprand = rand()`, `mp.cheaprand = bootstrapRand()`},
-	// The first goroutine is bound to the first thread while the program starts. Whenever it waits, another thread takes
-	// over. Real time decides whether that is a new thread, which would shift all later memory addresses.
+	// The first goroutine is bound to the first thread while the program starts. Whenever it waits, another thread
+	// takes over. Real time decides whether that is a new thread, which would shift all later memory addresses.
 	{"runtime/proc.go", "\tlockOSThread()\n\n\tif mp != &m0 {", "\tif mp != &m0 {"},
 	{"runtime/proc.go", "if needUnlock {\n\t\t\tunlockOSThread()\n\t\t}", "_ = needUnlock"},
 	{"runtime/proc.go", "needUnlock = false\n\tunlockOSThread()", "needUnlock = false"},
-	// When a goroutine has waited for a real millisecond, a mutex is handed to it and not to the first comer. Now chance
-	// decides.
+	// When a goroutine has waited for a real millisecond, a mutex is handed to it and not to the first comer. Now
+	// chance decides.
 	{
 		"runtime/sema.go", "func internal_sync_nanotime() int64 {\n\treturn nanotime()",
 		"func internal_sync_nanotime() int64 {\n\treturn int64(randn(2e6))",

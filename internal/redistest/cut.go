@@ -93,8 +93,8 @@ type writer func([]byte) (int, error)
 
 func (w writer) Write(p []byte) (int, error) { return w(p) }
 
-// Cut puts a proxy in front of the server that cuts n connections, each after it has delivered a script, and returns the
-// URL through it.
+// Cut puts a proxy in front of the server that cuts n connections, each after it has delivered a script, and returns
+// the URL through it.
 func (s *Server) Cut(t testing.TB, n int) (url string, cuts *Cuts) {
 	t.Helper()
 

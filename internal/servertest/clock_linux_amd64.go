@@ -57,8 +57,8 @@ func (p *Process) SetClock(offset time.Duration) error {
 	return setClock(p.PID(), offset)
 }
 
-// setClock replaces the functions for clocks in the vDSO of a process that stands still. This process must be allowed to
-// trace it.
+// setClock replaces the functions for clocks in the vDSO of a process that stands still. This process must be allowed
+// to trace it.
 func setClock(pid int, offset time.Duration) error {
 	memory, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0)
 	if err != nil {

@@ -23,7 +23,8 @@ var ports struct {
 // FreeAddr returns an address of the loopback for a server. No other server gets it, even while this one is down.
 func FreeAddr() string { return addr(FreePort()) }
 
-// FreePort returns a port for a server, as FreeAddr does. For each beside, the port plus beside is the server's as well.
+// FreePort returns a port for a server, as FreeAddr does. For each beside, the port plus beside is the server's as
+// well.
 func FreePort(beside ...int) int {
 	ports.Lock()
 	defer ports.Unlock()

@@ -185,8 +185,8 @@ func (p *Process) End(within time.Duration) int {
 	return -1
 }
 
-// Await calls ok until it returns no error. It returns an error when p has ended, or when that takes longer than within.
-// p may be nil.
+// Await calls ok until it returns no error. It returns an error when p has ended, or when that takes longer than
+// within. p may be nil.
 func Await(p *Process, within time.Duration, ok func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()

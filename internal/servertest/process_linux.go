@@ -11,8 +11,8 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// live runs the program to its end. The kernel kills the program when the thread that started it ends, so this goroutine
-// keeps the thread.
+// live runs the program to its end. The kernel kills the program when the thread that started it ends, so this
+// goroutine keeps the thread.
 func live(cmd *exec.Cmd, begin func() error, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -153,9 +153,9 @@ func (r *lastingRun) call(ctx context.Context, rng *rand.Rand, q call, cuts floa
 	}
 }
 
-// missed classifies the failure of a try. When the server has limited the caller, it returns after which time the caller
-// may try again. It returns 0 when the server may have made the call. The error says that the failure is not in the
-// contract, or that the run ends.
+// missed classifies the failure of a try. When the server has limited the caller, it returns after which time the
+// caller may try again. It returns 0 when the server may have made the call. The error says that the failure is not in
+// the contract, or that the run ends.
 func (r *lastingRun) missed(ctx context.Context, name string, failure error) (wait time.Duration, err error) {
 	// First, because the end of the run looks like a lost connection.
 	if ctx.Err() != nil {

@@ -290,8 +290,9 @@ func (c *crowd) awaitGateways(ctx context.Context) error {
 	return nil
 }
 
-// readBaseline reads the count of `*` before the run's users come. A count above 0 may soon fall, because an earlier run
-// has just left, so readBaseline waits until the count stands still. If it keeps moving, other people are on the site.
+// readBaseline reads the count of `*` before the run's users come. A count above 0 may soon fall, because an earlier
+// run has just left, so readBaseline waits until the count stands still. If it keeps moving, other people are on the
+// site.
 func (c *crowd) readBaseline(ctx context.Context) error {
 	still := c.cfg.LeaveGrace + time.Second
 	since := time.Now()

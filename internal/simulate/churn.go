@@ -125,8 +125,8 @@ func (r *churn) work(ctx context.Context) error {
 }
 
 // churn lets users come and go until the given time. When the clients cannot keep up, it makes up for one second at
-// most. A tab falls silent only if the server must notice that before the time noticed, so that the next checkpoint need
-// not wait for it; if noticed is zero, tabs fall silent at any time.
+// most. A tab falls silent only if the server must notice that before the time noticed, so that the next checkpoint
+// need not wait for it; if noticed is zero, tabs fall silent at any time.
 func (r *churn) churn(ctx context.Context, until, noticed time.Time) error {
 	defer r.enterPhase(r.enterPhase("churning"))
 

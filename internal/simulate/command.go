@@ -1,6 +1,6 @@
 // Package simulate is `headcount simulate`: it fills a running server with WebSocket clients that come, leave, move,
-// reload and die. It knows at every moment how many users really are on each page: the truth. At checkpoints it compares
-// the truth with what every client and every gateway says.
+// reload and die. It knows at every moment how many users really are on each page: the truth. At checkpoints it
+// compares the truth with what every client and every gateway says.
 //
 // It is a black box client: it knows the outside contract through package client and uses none of the server's code, so
 // it cannot repeat a mistake of that code.
@@ -11,9 +11,10 @@
 // Files, from the bottom up: page.go (which pages are allowed), socket.go (how connections end), tab.go (one client and
 // its reconnects), user.go (whose tab it is), truth.go, crowd.go (all clients), checkpoint.go (the truth against what
 // clients hold), probe.go (latency), then the files that drive a crowd: churn.go, replay.go with accesslog.go,
-// scenarios.go. The scenario "counters" has files of its own: tally.go (the truth about one counter), quota.go (about one
-// limit), calls.go (HTTP calls, repeated until they are answered), subscriber.go, lasting.go (who changes counters),
-// lastingcheck.go. stay.go has the Crowd of tests. command.go joins all parts, and report.go writes the report.
+// scenarios.go. The scenario "counters" has files of its own: tally.go (the truth about one counter), quota.go (about
+// one limit), calls.go (HTTP calls, repeated until they are answered), subscriber.go, lasting.go (who changes
+// counters), lastingcheck.go. stay.go has the Crowd of tests. command.go joins all parts, and report.go writes the
+// report.
 package simulate
 
 import (

@@ -53,7 +53,8 @@ type crowd struct {
 		wait sync.WaitGroup
 	}
 
-	// ended has what departures and lost connections leave behind. Its lock is a leaf: who holds it takes no other lock.
+	// ended has what departures and lost connections leave behind. Its lock is a leaf: who holds it takes no other
+	// lock.
 	ended struct {
 		sync.Mutex
 		quietAt      time.Time // when the server must have noticed all of them
@@ -400,8 +401,8 @@ func (c *crowd) dialSlot(ctx context.Context) (free func(), err error) {
 	}
 }
 
-// config returns the configuration of a connection or call to a gateway. With tokens it is that of the user with a name,
-// and without them that of the user with an id.
+// config returns the configuration of a connection or call to a gateway. With tokens it is that of the user with a
+// name, and without them that of the user with an id.
 func (c *crowd) config(gateway, name, id string) (cfg client.Config, err error) {
 	cfg = client.Config{URL: gateway, Site: c.cfg.Site, HTTP: c.http}
 	if c.cfg.JWTSecret == "" {

@@ -20,9 +20,9 @@ const (
 // checkpoint compares the truth with the server. It has two stages:
 //
 //   - quiet: no call begins any more, and it waits until all calls are answered.
-//   - settling: exact reads, ledgers, sets, limits and sums over prefixes must be right at once. Reads that may lag, and
-//     the values that subscribers hold, must be right within 10 s, which begin anew when a connection was lost or the
-//     store was away.
+//   - settling: exact reads, ledgers, sets, limits and sums over prefixes must be right at once. Reads that may lag,
+//     and the values that subscribers hold, must be right within 10 s, which begin anew when a connection was lost or
+//     the store was away.
 //
 // A wrong value is reported once: from then on it counts as right. At the final checkpoint rest ends the workers.
 func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) error {

@@ -59,8 +59,8 @@ func (p *processes) report() *ServerReport {
 	return &ServerReport{now.cpu - p.first.cpu, p.first.rss, p.most, now.rss}
 }
 
-// sample measures the usage and remembers the highest memory. It needs no lock: it is called before the watchdog starts,
-// by the watchdog, and after the watchdog has ended.
+// sample measures the usage and remembers the highest memory. It needs no lock: it is called before the watchdog
+// starts, by the watchdog, and after the watchdog has ended.
 func (p *processes) sample() usage {
 	now := p.usage()
 	p.most = max(p.most, now.rss)

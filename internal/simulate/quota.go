@@ -14,8 +14,8 @@ const (
 	quotaLimit = 8 // of each quota: some calls of its window pass, others do not
 	quotaCost  = 3 // of a call, at most
 
-	// clockSlack is by how much a period may be longer on the server's clock, which has whole milliseconds, than on this
-	// one.
+	// clockSlack is by how much a period may be longer on the server's clock, which has whole milliseconds, than on
+	// this one.
 	clockSlack = 10 * time.Millisecond
 )
 

@@ -15,9 +15,9 @@ import (
 // next request or until the dwell time is over. A visitor who is present has one connection, which joins the next page
 // and leaves the one before. A visitor who comes back is the same user.
 //
-// Pages have the log's own names, so that people can watch them on the demo page. The server must have nobody on them at
-// the start. Visitors also join pages that are not allowed, such as `*` or one of more than 128 characters: the server
-// must refuse them, and the visitor is nowhere.
+// Pages have the log's own names, so that people can watch them on the demo page. The server must have nobody on them
+// at the start. Visitors also join pages that are not allowed, such as `*` or one of more than 128 characters: the
+// server must refuse them, and the visitor is nowhere.
 type replay struct {
 	*crowd
 	events   []event
@@ -63,10 +63,10 @@ func (r *ReplayReport) String() string {
 		r.Lines, r.BadLines, r.Requests, r.Visitors, r.Visits, r.MostPresent, r.BadPages, r.Behind)
 }
 
-// However fast the log is played, the replay makes every visit. A visitor moves on only when the server has answered the
-// join of the last page, and no more often than a server allows: moveBurst times at once, and then movesPerSecond times,
-// with two frames each. The replay waits for that and catches up later. For a visitor who cannot connect it waits for
-// arriveLimit at most.
+// However fast the log is played, the replay makes every visit. A visitor moves on only when the server has answered
+// the join of the last page, and no more often than a server allows: moveBurst times at once, and then movesPerSecond
+// times, with two frames each. The replay waits for that and catches up later. For a visitor who cannot connect it
+// waits for arriveLimit at most.
 const (
 	moveBurst      = 20
 	movesPerSecond = 25

@@ -39,8 +39,8 @@ type Report struct {
 	StaleCounts   int64 `json:"stale_counts"`   // of these, marked stale
 	BytesReceived int64 `json:"bytes_received"` // on the wire after the handshake, frame headers and pings too
 
-	// From when a user sends a join until another client, subscribed to that page, holds a count that includes the user.
-	// Probes measure it on pages of their own.
+	// From when a user sends a join until another client, subscribed to that page, holds a count that includes the
+	// user. Probes measure it on pages of their own.
 	JoinToSeen Latency `json:"join_to_seen_ms"`
 
 	RefusedJoins int64            `json:"refused_joins"` // bad_page errors

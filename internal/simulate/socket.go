@@ -12,8 +12,8 @@ const (
 	endOfHeader        = "\r\n\r\n"      // the frames begin after it
 )
 
-// A socket is a connection that can end as those of real clients do, in ways that no WebSocket library offers: it can be
-// reset, or fall silent for ever.
+// A socket is a connection that can end as those of real clients do, in ways that no WebSocket library offers: it can
+// be reset, or fall silent for ever.
 type socket struct {
 	*net.TCPConn
 	received *atomic.Int64 // bytes after the handshake, of all sockets; over TLS all bytes

@@ -32,9 +32,9 @@ type CrowdConfig struct {
 }
 
 // A Crowd is for tests that break a cluster. Some of its users stay: they reconnect at once when they lose their
-// connection. Its clients check all the time what must hold in spite of every fault, and Wrongs returns what did not: no
-// count is negative, no version goes back on a connection, no count is lower than the number of users who stay, and no
-// frame of these users is refused.
+// connection. Its clients check all the time what must hold in spite of every fault, and Wrongs returns what did not:
+// no count is negative, no version goes back on a connection, no count is lower than the number of users who stay, and
+// no frame of these users is refused.
 type Crowd struct {
 	*crowd
 	gateways []Gateway
@@ -148,7 +148,8 @@ func (c *Crowd) Wrongs() []string { return c.faults.take() }
 // Lost returns how many connections have ended although their clients did not end them.
 func (c *Crowd) Lost() int64 { return c.stats.drops.Load() }
 
-// Churn lets users come and go until the returned function is called. When that has returned, the truth changes no more.
+// Churn lets users come and go until the returned function is called. When that has returned, the truth changes no
+// more.
 func (c *Crowd) Churn(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 
@@ -204,8 +205,8 @@ func (u *churner) stroll(page string) {
 	}
 }
 
-// leave closes the churner's tabs, each with a leave frame or, as often, as a killed browser does. It reports false when
-// the churner was away.
+// leave closes the churner's tabs, each with a leave frame or, as often, as a killed browser does. It reports false
+// when the churner was away.
 func (u *churner) leave() (here bool) {
 	for _, tab := range u.tabs {
 		if !tab.left() {

@@ -14,8 +14,8 @@ import (
 	"headcount/client"
 )
 
-// A tab is one client. The driver says on which page it should be. One goroutine, run, keeps the client connected and on
-// that page, even after lost connections, until the driver ends it.
+// A tab is one client. The driver says on which page it should be. One goroutine, run, keeps the client connected and
+// on that page, even after lost connections, until the driver ends it.
 type tab struct {
 	crowd   *crowd
 	user    *user
@@ -439,8 +439,8 @@ func (c *tab) leave(how exit) {
 	c.crowd.disturb(grace)
 }
 
-// cut sends a heartbeat over a connection that has been silent for ask, and ends one that has been silent for limit. The
-// watchdog calls it.
+// cut sends a heartbeat over a connection that has been silent for ask, and ends one that has been silent for limit.
+// The watchdog calls it.
 func (c *tab) cut(now time.Time, ask, limit time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

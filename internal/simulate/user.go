@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// A user is one person with any number of tabs. The first tab of an anonymous user gets an id from the server. The other
-// tabs present the same id, so that they count as one user.
+// A user is one person with any number of tabs. The first tab of an anonymous user gets an id from the server. The
+// other tabs present the same id, so that they count as one user.
 type user struct {
 	name string // the token's subject; not sent without tokens
 
@@ -56,8 +56,8 @@ func (u *user) signed() string {
 	return u.id
 }
 
-// acceptWelcome stores what `welcome` says about a tab that dialled with the id sent. It reports false if the server has
-// welcomed the tab as another user than the user's other tabs: then the tab must dial again. renamed says that the
+// acceptWelcome stores what `welcome` says about a tab that dialled with the id sent. It reports false if the server
+// has welcomed the tab as another user than the user's other tabs: then the tab must dial again. renamed says that the
 // server has given the user a new id, for example because it has lost its secret in a restart.
 func (u *user) acceptWelcome(sent, who, id string) (ok, renamed bool) {
 	u.mu.Lock()

@@ -4,8 +4,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-# changed prints the package and the name of each test that changed. A changed line outside of tests stands for all tests
-# of its file.
+# changed prints the package and the name of each test that changed. A changed line outside of tests stands for all
+# tests of its file.
 changed() {
 	git diff --unified=0 --diff-filter=AMR "$SINCE" -- '*_test.go' | awk '
 		/^\+\+\+ / { file = substr($2, 3) }

@@ -1,6 +1,6 @@
 # Reads the output of `go test -v` for several packages, or of `node --test`. Prints a line for each package, the whole
-# output of a failed one, and how many tests ran in real time: TestServer..., TestClock..., and every test of node. A test
-# that takes less than 50 ms is usually a row of a table on a running server, and waits for nothing.
+# output of a failed one, and how many tests ran in real time: TestServer..., TestClock..., and every test of node. A
+# test that takes less than 50 ms is usually a row of a table on a running server, and waits for nothing.
 
 !/^ *=== (RUN|PAUSE|CONT|NAME)/ { said = said $0 "\n" }
 

@@ -24,8 +24,8 @@ func Eventually(t testing.TB, what string, done func() bool) {
 	}
 }
 
-// Within waits until done returns true. It fails the test when that takes longer than the promise plus the time that the
-// machine lost.
+// Within waits until done returns true. It fails the test when that takes longer than the promise plus the time that
+// the machine lost.
 func Within(t testing.TB, promise time.Duration, what string, done func() bool) {
 	t.Helper()
 	for watch := NewStopwatch(t); !done(); time.Sleep(pollInterval) {

@@ -7,8 +7,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// Parts has parts of the contract, by name, with the reason why a set-up of a store can differ in each from a store that
-// passes the whole contract.
+// Parts has parts of the contract, by name, with the reason why a set-up of a store can differ in each from a store
+// that passes the whole contract.
 type Parts map[string]string
 
 // RunParts tests parts of the contract.

@@ -1,5 +1,5 @@
-// Package presencetest tests the contract of a store of presence. The store in memory and the one on a single Redis pass
-// all of it, and every other set-up the parts in which it can differ.
+// Package presencetest tests the contract of a store of presence. The store in memory and the one on a single Redis
+// pass all of it, and every other set-up the parts in which it can differ.
 package presencetest
 
 import (

@@ -1,5 +1,6 @@
 // Package faults breaks clusters of real processes over real Redis servers and observes them as clients do. After every
-// fault all counts at all gateways must be exact again in time. No count may ever be negative, or lack a user who stays.
+// fault all counts at all gateways must be exact again in time. No count may ever be negative, or lack a user who
+// stays.
 //
 // A topology suffers several faults one after the other, so that each fault meets what the one before has left behind.
 // Topologies run in parallel.

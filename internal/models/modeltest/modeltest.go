@@ -54,8 +54,8 @@ var (
 	isWhole  = regexp.MustCompile(`assertion violated .*event\[0\]!=254`)
 )
 
-// Follow reports whether a trace is a run of the model. If not, the first far of its events are one. The text has a line
-// for each event.
+// Follow reports whether a trace is a run of the model. If not, the first far of its events are one. The text has a
+// line for each event.
 func (f Follower) Follow(t *testing.T, text string) (isRun bool, far int) {
 	t.Helper()
 	cmd := exec.Command(string(f), "-m100000", "-w18")
@@ -107,11 +107,11 @@ func (s *Traces[A, W]) Follow(t *testing.T, seeds uint64, must []string) {
 
 			i := s.Pair(trace)
 			if isRun, _ := s.follow(t, slices.Delete(slices.Clone(trace), i, i+1)); isRun {
-				t.Errorf("seed %d: the trace without %+v is a run of the model, too", seed, trace[i])
+				t.Errorf("seed %d: the trace without %+v is a run, too", seed, trace[i])
 			}
 			trace[i], trace[i+1] = trace[i+1], trace[i]
 			if isRun, _ := s.follow(t, trace); isRun {
-				t.Errorf("seed %d: the trace with %+v after the next action is a run of the model, too", seed, trace[i+1])
+				t.Errorf("seed %d: the trace with %+v after the next action is a run, too", seed, trace[i+1])
 			}
 		}
 	}

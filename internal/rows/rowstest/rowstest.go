@@ -515,7 +515,8 @@ func (l *listener) last(n int) []string {
 	return slices.Clone(l.all[max(len(l.all)-n, 0):])
 }
 
-// oneClaimHolds lets several owners claim a partition and write to it at the same time. Each number must be written once.
+// oneClaimHolds lets several owners claim a partition and write to it at the same time. Each number must be written
+// once.
 func oneClaimHolds(b *bench) {
 	const owners, rounds = 8, 20
 	var mu sync.Mutex

@@ -37,8 +37,8 @@ func serve(addr, interval string) error {
 			return // Upgrade has answered
 		}
 		// The hub writes encoded frames to nbio's connection below the WebSocket. That is sound in nbio's non-blocking
-		// mode: websocket.Conn writes its own frames in the same way, with one Write each, and the connection has a lock
-		// and a queue of its own.
+		// mode: websocket.Conn writes its own frames in the same way, with one Write each, and the connection has a
+		// lock and a queue of its own.
 		c.SetSession(hub.Welcome(r.URL.Query().Get("id"), c.Conn))
 	})
 
