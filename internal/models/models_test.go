@@ -1,5 +1,5 @@
-// Package models has formal models, in Promela, of protocols whose orders of events no test can try completely. The
-// model checker Spin visits all states of each model.
+// Package models has formal models in Promela of what no test can try in every order. Spin, which Debian has, looks at
+// all states of each one.
 package models
 
 import (
@@ -19,8 +19,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// TestServerOwnership checks that no order of claims, pauses, late messages and clocks that go back breaks an assertion
-// of the model, and that each planted fault breaks one.
+// TestServerOwnership: no order of claims, pauses, late messages and clocks that go back breaks an assertion of the
+// model, and each planted fault does.
 func TestServerOwnership(t *testing.T) {
 	checkAll(t, "ownership.pml",
 		[]string{"", "-DLOSS", "-DPRESENCE"},
@@ -31,8 +31,7 @@ func TestServerOwnership(t *testing.T) {
 		})
 }
 
-// TestServerCalls checks that no order of calls, commits and takeovers makes a stream's change count twice or not at
-// all.
+// TestServerCalls: no order of calls, commits and takeovers makes a stream's change count twice or not at all.
 func TestServerCalls(t *testing.T) {
 	checkAll(t, "calls.pml",
 		[]string{"", "-DMERGED"},
@@ -42,8 +41,8 @@ func TestServerCalls(t *testing.T) {
 		})
 }
 
-// TestServerBehind checks that no order of commits, drains, evictions, losses and takeovers makes one store lack what
-// the other has had.
+// TestServerBehind: no order of commits, drains, evictions, losses and takeovers makes one store lack what the other
+// has had.
 func TestServerBehind(t *testing.T) {
 	checkAll(t, "behind.pml",
 		[]string{"", "-DFINE -DCOMMITS=1"},
@@ -53,7 +52,8 @@ func TestServerBehind(t *testing.T) {
 		})
 }
 
-// checkAll checks that a model keeps its assertions in each of its settings, and breaks one with each planted fault.
+// checkAll has a model keep its assertions in each of its settings, and break one with each planted fault. It is one
+// test, because nothing of it depends on time.
 func checkAll(t *testing.T, model string, settings, faults []string) {
 	t.Helper()
 	var all errgroup.Group
@@ -71,7 +71,7 @@ func checkAll(t *testing.T, model string, settings, faults []string) {
 
 	for _, fault := range faults {
 		all.Go(func() error {
-			// Spin finds a fault so early that compiling with optimisation would take longer.
+			// A fault is found so early that optimising takes longer.
 			broken, err := check(t.TempDir(), model, fault, "-O0")
 			if err == nil && broken == "" {
 				t.Errorf("%s %s: the planted fault is not found", model, fault)
@@ -85,8 +85,8 @@ func checkAll(t *testing.T, model string, settings, faults []string) {
 	}
 }
 
-// check visits every state of a model, and returns the assertion that one of them breaks, or "". dir is an empty
-// directory for its files.
+// check looks at every state of a model in an empty directory, and returns the assertion that one of them breaks, or
+// "".
 func check(dir, model, setting, optimise string) (broken string, err error) {
 	file, err := filepath.Abs(model)
 	if err != nil {
@@ -96,7 +96,7 @@ func check(dir, model, setting, optimise string) (broken string, err error) {
 	var said []byte
 	commands := [][]string{
 		append(append([]string{"spin"}, strings.Fields(setting)...), "-a", file),
-		// SAFETY checks assertions alone; MEMLIM is in MB.
+		// Only assertions are checked, with at most so many MB.
 		{"gcc", optimise, "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=3000", "-o", "pan", "pan.c"},
 		{"./pan", "-m100000"},
 	}
@@ -114,7 +114,7 @@ func check(dir, model, setting, optimise string) (broken string, err error) {
 	isWhole := bytes.Contains(said, []byte("errors: 0")) && !bytes.Contains(said, []byte("not completed")) &&
 		!bytes.Contains(said, []byte("max search depth too small"))
 	if !isWhole {
-		return "", fmt.Errorf("%s %s: the search was not complete:\n%s", model, setting, said)
+		return "", fmt.Errorf("%s %s was not looked at as a whole:\n%s", model, setting, said)
 	}
 
 	return "", nil

@@ -30,7 +30,7 @@ func TestServerPortsAreFreeAndGivenOnce(t *testing.T) {
 	}
 }
 
-// TestServerAFreePortStaysFree checks that a port stays free while other tests of this process start servers.
+// TestServerAFreePortStaysFree while other tests of this process start servers.
 func TestServerAFreePortStaysFree(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	var starters sync.WaitGroup

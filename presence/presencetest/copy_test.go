@@ -49,15 +49,15 @@ func TestValue(t *testing.T) {
 	}
 }
 
-// next returns the incarnation of what begins at now, in Unix milliseconds. known is the highest incarnation that
-// anybody remembers, or 0.
+// next returns the incarnation of a counter that begins at now, in Unix milliseconds. known is the highest incarnation
+// that is remembered, or 0.
 func next(now, known uint64) uint64 { return max(now, known+1) }
 
 // source is a region that logs its changes, as the scripts do.
 type source struct {
 	log, end, floor uint64
 	forgot          uint64 // the highest place that the log has forgotten
-	given           uint64 // the highest incarnation that give has returned
+	given           uint64 // the highest incarnation given to what was too low
 	clock           uint64 // may go back
 	used            map[uint64]bool
 	pairs           map[string]pncounter.Pair
@@ -135,7 +135,7 @@ func (s *source) raise(high uint64) {
 	s.forgot = 0
 }
 
-// begin begins a log above known. It never uses the incarnation of another log or pair.
+// begin begins a log above known. No two logs, and no two pairs of a page, begin in the same millisecond.
 func (s *source) begin(known uint64) {
 	s.log = next(s.clock, known)
 	for s.used[s.log] {
@@ -169,7 +169,7 @@ func (s *source) to(c *Copy, limit int) pncounter.Batch {
 	return s.batch(min(c.Cursor, s.end), limit)
 }
 
-// answer handles the answer of a copy, as the sending region does.
+// answer handles the answer of a copy as a link does.
 func (s *source) answer(b pncounter.Batch, a pncounter.Ack) {
 	switch a.Status {
 	case pncounter.Behind:
@@ -197,6 +197,7 @@ func TestCopyConverges(t *testing.T) {
 		s.lose(0)
 
 		var c Copy
+
 		var backup Copy
 		var late []pncounter.Batch // batches that were sent, and may arrive again
 		deliver := func(b pncounter.Batch) { s.answer(b, c.Merge(b)) }
@@ -250,7 +251,7 @@ func TestCopyConverges(t *testing.T) {
 			}
 		}
 
-		// Now all faults are over: the region sends what the copy lacks.
+		// Everything is healed: the link goes on from where the copy says that it is.
 		for i := 0; ; i++ {
 			deliver(s.to(&c, 2))
 			if c.Log == s.log && c.Done && c.Cursor == s.end && c.Cursor >= s.forgot {
