@@ -37,22 +37,22 @@ func TestAnOlderCallUndoesNothing(t *testing.T) {
 
 			for range 4 {
 				if err := r.node.Hold(t.Context(), older); !errors.Is(err, presence.ErrOvertaken) {
-					t.Errorf("%t: %v, want ErrOvertaken", late, err)
+					t.Errorf("an older call with hold=%t is answered %v, want ErrOvertaken", late, err)
 				}
 				r.want("p", want)
 				time.Sleep(presence.HoldTimeout / 4)
 			}
 
 			if err := r.node.Hold(t.Context(), asked(1, "p", late)); err != nil {
-				t.Errorf("%t, made last: %v", late, err)
+				t.Errorf("the newest call, with hold=%t, is answered %v, want no error", late, err)
 			}
 			r.want("p", 1-want)
 		})
 	}
 }
 
-// TestHoldOrderIsBounded: what is remembered is forgotten when no older call can arrive any more, and at the bound
-// calls about further holds are refused.
+// TestHoldOrderIsBounded: a call is forgotten when no older one can arrive any more. While too many calls are
+// remembered, those about further holds are refused.
 func TestHoldOrderIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := holdOrder{newest: map[memberKey]*list.Element{}}
@@ -63,35 +63,36 @@ func TestHoldOrderIsBounded(t *testing.T) {
 			}
 		}
 		if err := o.admit(memberKey{1, "q"}, time.Now(), time.Now()); !errors.Is(err, presence.ErrUnavailable) {
-			t.Errorf("one more: %v", err)
+			t.Errorf("a hold beyond the bound is answered %v, want ErrUnavailable", err)
 		}
 
 		if err := o.admit(memberKey{1, "p"}, time.Now(), time.Now()); err != nil {
-			t.Errorf("one that is known: %v", err)
+			t.Errorf("a known hold, at the bound, is answered %v, want no error", err)
 		}
 
 		time.Sleep(presence.HoldTimeout)
 		again := time.Now()
 
 		if err := o.admit(memberKey{2, "p"}, again, again); err != nil {
-			t.Errorf("one that is renewed: %v", err)
+			t.Errorf("a renewal is answered %v, want no error", err)
 		}
 
 		time.Sleep(time.Millisecond)
 
 		err := o.admit(memberKey{1, "q"}, time.Now(), time.Now())
 		if err != nil || o.changes.Len() != 2 || len(o.newest) != 2 {
-			t.Errorf("later: %v, %d and %d are remembered", err, o.changes.Len(), len(o.newest))
+			t.Errorf("when the others are forgotten: %v, and %d and %d are remembered; want 2 and 2",
+				err, o.changes.Len(), len(o.newest))
 		}
 
 		err = o.admit(memberKey{2, "p"}, again.Add(-time.Millisecond), time.Now())
 		if !errors.Is(err, presence.ErrOvertaken) {
-			t.Errorf("a call from before the renewal: %v", err)
+			t.Errorf("a call from before the renewal is answered %v, want ErrOvertaken", err)
 		}
 	})
 }
 
-// BenchmarkHoldOrderAtItsBound is a call that is refused because too many holds were changed a moment ago.
+// BenchmarkHoldOrderAtItsBound measures a call that is refused because too many holds were changed a moment ago.
 func BenchmarkHoldOrderAtItsBound(b *testing.B) {
 	o, now := holdOrder{newest: map[memberKey]*list.Element{}}, time.Now()
 	for u := range presence.User(maxHoldOrder) {
@@ -105,8 +106,8 @@ func BenchmarkHoldOrderAtItsBound(b *testing.B) {
 	}
 }
 
-// TestALateHeartbeatKeepsNobodyLonger: a link delivers the heartbeats of a gateway that has died. Its users are gone as
-// if these had never arrived.
+// TestALateHeartbeatKeepsNobodyLonger: a link delivers heartbeats of a gateway after its death. Its users are gone as
+// soon as without these heartbeats.
 func TestALateHeartbeatKeepsNobodyLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())

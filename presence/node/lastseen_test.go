@@ -12,7 +12,7 @@ import (
 	"headcount/presence/presencemem"
 )
 
-// seenStore is a store that remembers departures, and of which reads and writes can be made to fail.
+// seenStore is a store that remembers departures. Its reads and writes can be made slow, or fail.
 type seenStore struct {
 	*shaky
 	unreadable bool
@@ -32,7 +32,7 @@ func newSeenStore(most int) *seenStore {
 
 func (s *seenStore) LastSeen(ctx context.Context, users []presence.User) ([]time.Time, error) {
 	if s.unreadable {
-		<-ctx.Done() // as a store that does not answer
+		<-ctx.Done() // like a store that does not answer
 
 		return nil, presence.ErrUnavailable
 	}
@@ -46,14 +46,14 @@ func startSeen(t *testing.T, name string, s *seenStore) (*rig, func()) {
 	return startBeside(t, name, s, nil, func(n *Node) { n.cfg.LastSeen = s })
 }
 
-// wantSeen checks when an absent user was last here; the zero time: not known.
+// wantSeen checks that the user is absent, and when the user was last here. The zero time means that this is not known.
 func (r *rig) wantSeen(u presence.User, want time.Time) {
 	r.t.Helper()
 	synctest.Wait()
 
 	states, err := r.node.Users(r.t.Context(), []presence.User{u})
 	if err != nil || states[0].Pages != 0 || !states[0].LastSeen.Truncate(time.Second).Equal(want) {
-		r.t.Fatalf("Users(%d) = %+v, %v; want one who is absent since %s", u, states, err, want)
+		r.t.Fatalf("Users(%d) = %+v, %v; want an absent user, last seen at %s", u, states, err, want)
 	}
 }
 
@@ -63,10 +63,11 @@ func (r *rig) wantPresent(u presence.User) {
 
 	states, err := r.node.Users(r.t.Context(), []presence.User{u})
 	if err != nil || states[0].Since.IsZero() || !states[0].LastSeen.IsZero() {
-		r.t.Fatalf("Users(%d) = %+v, %v; want one who is present", u, states, err)
+		r.t.Fatalf("Users(%d) = %+v, %v; want a present user", u, states, err)
 	}
 }
 
+// TestLastSeen: a user was last here when the presence ended: after the grace, at the end of a silence, or with a hold.
 func TestLastSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := startSeen(t, "n", newSeenStore(0))
@@ -114,8 +115,8 @@ func TestLastSeen(t *testing.T) {
 	})
 }
 
-// The next owner of a partition knows when users departed from the one before, and users who do not return to it
-// depart.
+// The next owner of a partition knows when users departed from the one before. Inherited users who do not return
+// depart, too.
 func TestLastSeenMovesWithThePartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newSeenStore(0)
@@ -141,13 +142,13 @@ func TestLastSeenMovesWithThePartition(t *testing.T) {
 
 		states, err := next.node.Users(t.Context(), []presence.User{4})
 		if at := states[0].LastSeen; err != nil || at.Before(left) || at.After(left.Add(time.Second+timeout)) {
-			t.Errorf("%+v, %v; who did not return was last here in the trial", states, err)
+			t.Errorf("Users(4) = %+v, %v; want a user who was last here during the trial", states, err)
 		}
 	})
 }
 
-// While the store is away, departures are known to the owner, and then to the store, also when the partition had to be
-// claimed again. Who is present is known without the store.
+// While the store is away, the owner knows the departures. Later the store has them, too, even if the partition had to
+// be claimed again. The owner needs no store to know who is present.
 func TestLastSeenWhileTheStoreIsAway(t *testing.T) {
 	for name, lost := range map[string]bool{"away": false, "away, and restarted": true} {
 		t.Run(name, func(t *testing.T) {
@@ -195,6 +196,7 @@ func TestLastSeenWhileTheStoreIsAway(t *testing.T) {
 	}
 }
 
+// At the bound the oldest departure is forgotten.
 func TestLastSeenIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := startSeen(t, "n", newSeenStore(2))
@@ -224,12 +226,12 @@ func TestLastSeenIsOff(t *testing.T) {
 
 		r.wantSeen(1, time.Time{})
 		if times, _ := store.LastSeen(t.Context(), []presence.User{1}); !times[0].IsZero() {
-			t.Errorf("%v was written", times)
+			t.Errorf("the store remembers %v, want nothing", times)
 		}
 	})
 }
 
-// departures are the users who were reported as departed.
+// departures records the users who were reported as departed.
 type departures struct {
 	mu    sync.Mutex
 	users []presence.User
@@ -256,8 +258,8 @@ func (d *departures) want(t *testing.T, users ...presence.User) {
 	d.users = nil
 }
 
-// A user departs once, at the end of the last session, and at the next owner only if it has not returned there. Nobody
-// departs because an owner ends.
+// A user departs once: at the end of the last session. At the next owner only users depart who have not returned there.
+// The end of an owner makes nobody depart.
 func TestDepartures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newSeenStore(0)
@@ -300,7 +302,7 @@ func TestDepartures(t *testing.T) {
 		next.op(b, join(1, "p"))
 
 		time.Sleep(2 * timeout)
-		d.want(t, 1, 4) // their gateways are silent
+		d.want(t, 1, 4) // 1 and 4: their gateways are silent
 
 		time.Sleep(4 * timeout)
 		d.want(t, 7)

@@ -49,7 +49,7 @@ func newStore() *presencemem.Store {
 	return presencemem.New(presencemem.Config{Partitions: testPartitions})
 }
 
-// run runs a node that owns all partitions, until the test ends or stop is called; before is done first.
+// run runs a node that owns all partitions, until the test ends or stop is called. It calls before(n) first.
 func run(t testing.TB, store presence.Store, cfg Config, before func(*Node)) (n *Node, stop func()) {
 	t.Helper()
 	cfg.Partitions = testPartitions
@@ -76,17 +76,16 @@ func run(t testing.TB, store presence.Store, cfg Config, before func(*Node)) (n 
 	return n, stop
 }
 
-// alone tells a node that no gateway lives.
+// alone makes the node believe that no gateway lives.
 func alone(n *Node) { n.Gateways(nil) }
 
-// start runs a node until the test ends or the returned function is called. It
-// waits for no gateways.
+// start runs a node that waits for no gateways, until the test ends or the returned function is called.
 func start(t testing.TB, name string, store presence.Store) (*rig, func()) {
 	t.Helper()
 	return startBeside(t, name, store, nil)
 }
 
-// startBeside is start beside gateways that live; before is done first.
+// startBeside is start, but with live gateways. It calls the functions of before first.
 func startBeside(
 	t testing.TB, name string, store presence.Store, gateways []heartbeat.Source, before ...func(*Node),
 ) (*rig, func()) {
@@ -121,7 +120,7 @@ func leave(u presence.User, page string, grace time.Duration) heartbeat.Op {
 	return heartbeat.Op{Kind: heartbeat.Leave, User: u, Page: page, Grace: grace}
 }
 
-// op sends one op in the source's stream and waits until it has taken effect.
+// op sends one op in the source's stream, and waits until it has taken effect.
 func (r *rig) op(src heartbeat.Source, op heartbeat.Op) {
 	r.t.Helper()
 	key := streamKey{src, op.User.Partition(testPartitions)}
@@ -163,7 +162,7 @@ func (r *rig) last(name string) heartbeat.Reply {
 	return r.replies[name][len(r.replies[name])-1]
 }
 
-// count is the number of replies that a gateway got.
+// count returns the number of replies that a gateway got.
 func (r *rig) count(name string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -221,7 +220,7 @@ func TestJoinIsAcknowledgedWhenStored(t *testing.T) {
 		r.want("p", 1)
 		r.want(presence.AllPages, 1)
 
-		r.op(gw("a"), join(4, "q")) // the same partition
+		r.op(gw("a"), join(4, "q")) // the partition of user 1
 		if a := r.last("a"); a.Acked != 2 {
 			t.Fatalf("reply %+v, want op 2 acknowledged", a)
 		}
@@ -239,7 +238,7 @@ func TestTotalsOfSites(t *testing.T) {
 		all := shop.Qualify(presence.AllPages)
 
 		r.op(gw("a"), join(1, "p"))
-		r.op(gw("a"), join(4, shop.Qualify("p"))) // the same partition
+		r.op(gw("a"), join(4, shop.Qualify("p"))) // the partition of user 1
 		r.op(gw("a"), join(4, shop.Qualify("q")))
 		r.op(gw("a"), join(7, shop.Qualify("q")))
 		r.op(gw("a"), join(10, blog.Qualify("p")))
@@ -277,6 +276,7 @@ func TestTotalsOfSites(t *testing.T) {
 	})
 }
 
+// Operations are applied in the order of their numbers, and each of them once.
 func TestStreamIsAppliedInOrderAndOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
@@ -287,7 +287,7 @@ func TestStreamIsAppliedInOrderAndOnce(t *testing.T) {
 
 		beat(1, 2, join(1, "later"))
 		if a := r.last("a"); !a.Reset {
-			t.Fatalf("a stream that does not begin at 1: %+v, want Reset", a)
+			t.Fatalf("the reply to a stream that does not begin at 1 is %+v, want Reset", a)
 		}
 
 		beat(2, 1, join(1, "p"))
@@ -307,11 +307,12 @@ func TestStreamIsAppliedInOrderAndOnce(t *testing.T) {
 			t.Fatalf("reply to a late copy %+v, want 3 acknowledged again, with counts", a)
 		}
 
-		beat(1, 1, join(1, "p")) // of an older stream
+		beat(1, 1, join(1, "p")) // an older stream
 		r.want("p", 0)
 	})
 }
 
+// A user of a gateway that sends no heartbeats ends with the timeout, and the gateway learns that the user is unknown.
 func TestSilentUsersEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
@@ -339,7 +340,7 @@ func TestSilentUsersEnd(t *testing.T) {
 }
 
 // TestAJoinThatIsRepeatedIsASignOfLife: the store is away, so a gateway repeats a join, and all heartbeats are lost.
-// The user stays as long as the repetitions come, but no longer, and a late copy does not outlast a leave.
+// The user stays as long as the join is repeated, but no longer. A late copy of a join does not undo a leave.
 func TestAJoinThatIsRepeatedIsASignOfLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &shaky{Store: newStore()}
@@ -372,6 +373,7 @@ func TestAJoinThatIsRepeatedIsASignOfLife(t *testing.T) {
 	})
 }
 
+// A leave with a grace ends the presence when the grace is over, unless the user returns.
 func TestLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
@@ -394,12 +396,13 @@ func TestLeaves(t *testing.T) {
 		r.want("p", 1)
 		r.op(gw("a"), leave(1, "p", 0))
 		r.want("p", 0)
-		r.op(gw("a"), leave(1, "p", 0)) // not there: nothing
+		r.op(gw("a"), leave(1, "p", 0)) // absent already: no effect
 		r.op(gw("a"), leave(9, "unheard of", time.Second))
 		r.want("p", 0)
 	})
 }
 
+// A user stays on a page until no gateway has the user there.
 func TestUserOnTwoGateways(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
@@ -425,6 +428,7 @@ func TestUserOnTwoGateways(t *testing.T) {
 	})
 }
 
+// A user who returns at another gateway and leaves there without a grace is gone at once.
 func TestReturnElsewhereEndsTheGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
@@ -440,6 +444,7 @@ func TestReturnElsewhereEndsTheGrace(t *testing.T) {
 	})
 }
 
+// A hold lasts for three timeouts, and can be renewed or ended. The number of holds of a user is bounded.
 func TestHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
@@ -481,14 +486,14 @@ func TestHolds(t *testing.T) {
 		hold("p0", true)
 
 		if err := r.node.Hold(t.Context(), asked(1, "one more", true)); !errors.Is(err, presence.ErrTooMany) {
-			t.Fatalf("hold 101 = %v, want ErrTooMany", err)
+			t.Fatalf("a hold beyond MaxPages = %v, want ErrTooMany", err)
 		}
 		r.want("one more", 0)
 		r.want(presence.AllPages, 1)
 	})
 }
 
-// Nothing is done for a caller that has given up, even when that is found out late.
+// A hold is not taken for a caller who has given up, even if the actor is the first to notice.
 func TestNoHoldForACallerWhoGaveUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
@@ -496,7 +501,7 @@ func TestNoHoldForACallerWhoGaveUp(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 
-		for range 50 { // there is room in the mailbox all the time
+		for range 50 { // the mailbox has room, so that only the context can stop the call
 			if err := r.node.Hold(ctx, asked(1, "p", true)); !errors.Is(err, context.Canceled) {
 				t.Fatalf("Hold = %v, want Canceled", err)
 			}
@@ -513,6 +518,8 @@ func TestNoHoldForACallerWhoGaveUp(t *testing.T) {
 	})
 }
 
+// A former owner that does not know its successor is fenced at its next write, and the successor keeps the users whom
+// gateways confirm, and the holds.
 func TestTakeover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
@@ -527,20 +534,19 @@ func TestTakeover(t *testing.T) {
 		next, _ := start(t, "next", store)
 		next.want("p", 3)
 
-		// The zombie finds out at its first write.
+		// The former owner learns of its successor at its first write.
 		old.op(gw("a"), join(7, "p"))
 		if old.node.Owns(1) {
 			t.Fatal("the fenced node still owns the partition")
 		}
 		next.want("p", 3)
 
-		old.node.Own(nil) // it has learned of next
+		old.node.Own(nil) // the former owner is told to own nothing
 
-		// A user that the gateway confirms stays; every other user stays for one full
-		// timeout.
+		// A user whom the gateway confirms stays. Every other user stays for one full timeout.
 		next.alive(gw("a"), 1)
 		if a := next.last("a"); !slices.Equal(a.Unknown, []presence.User{1}) {
-			t.Fatalf("reply %+v, want the joins of user 1 asked for", a)
+			t.Fatalf("reply %+v, want user 1 unknown, so that the gateway repeats its joins", a)
 		}
 
 		next.op(gw("a"), join(1, "p"))
@@ -558,8 +564,8 @@ func TestTakeover(t *testing.T) {
 	})
 }
 
-// This owner has not received the ops that a gateway sent to another owner meanwhile. In a new
-// stream the gateway reports all its users again, and the presences missing there end.
+// A new stream means that the gateway sent operations to another owner meanwhile, which this owner lacks. The gateway
+// reports all its users again, and presences that it does not report end.
 func TestNewStreamIsDoubted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
@@ -587,8 +593,8 @@ func TestNewStreamIsDoubted(t *testing.T) {
 	})
 }
 
-// One of two gateways has confirmed a user to the new owner, and the user leaves there
-// before the other gateway has confirmed it. The user stays.
+// One of two gateways confirms a user to the new owner, and then the user leaves there, before the other gateway has
+// confirmed the user. The user stays.
 func TestTakeoverWaitsForAllGateways(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
@@ -613,8 +619,8 @@ func TestTakeoverWaitsForAllGateways(t *testing.T) {
 	})
 }
 
-// The next owner knows which users are present by a hold alone: such a user is gone when the hold
-// ends, and does not wait for gateways. A user with a connection stays, whichever came first.
+// The next owner knows which users are present by a hold alone. Such a user is gone when the hold ends, without waiting
+// for gateways. A user with a connection stays, whichever came first.
 func TestEndOfAHoldAfterATakeover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
@@ -636,7 +642,7 @@ func TestEndOfAHoldAfterATakeover(t *testing.T) {
 		hold(4, true)
 		r.op(gw("a"), join(4, "p"))
 		r.op(gw("a"), leave(4, "p", 0))
-		hold(5, true) // is not ended
+		hold(5, true) // this hold is not ended below
 
 		stop()
 		time.Sleep(time.Second)
@@ -646,7 +652,7 @@ func TestEndOfAHoldAfterATakeover(t *testing.T) {
 		for u := range presence.User(4) {
 			hold(u+1, false)
 		}
-		r.want("p", 3) // 2 and 3 may be connected still, and 5
+		r.want("p", 3) // 2 and 3 may still be connected, and 5 is held
 
 		stop()
 		r, _ = start(t, "last", store)
@@ -669,7 +675,7 @@ func TestEndOfAHoldAfterATakeover(t *testing.T) {
 	})
 }
 
-// A node that does not know its successor must not say that there is no hold.
+// A former owner that does not know its successor must not answer that there is no hold.
 func TestEndOfAHoldNeedsTheOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
@@ -688,8 +694,8 @@ func TestEndOfAHoldNeedsTheOwner(t *testing.T) {
 	})
 }
 
-// A node that does not know its successor must not acknowledge a join because it has the user already: the successor
-// may have removed the user since. The counts of the acknowledgement would lack the one who joins.
+// A former owner that does not know its successor must not acknowledge a join, even of a user whom it has already: the
+// successor may have removed the user, and then the counts of the acknowledgement lack the user.
 func TestAJoinThatChangesNothingNeedsTheOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
@@ -705,7 +711,7 @@ func TestAJoinThatChangesNothingNeedsTheOwner(t *testing.T) {
 		zombie.op(gw("c"), join(1, "p"))
 
 		if n := zombie.count("c"); n != 0 {
-			t.Errorf("a node that owns nothing any more answered a join: %+v", zombie.last("c"))
+			t.Errorf("a former owner acknowledged a join: %+v", zombie.last("c"))
 		}
 	})
 }
@@ -719,23 +725,23 @@ func TestCheckFindsOutWhatWasLost(t *testing.T) {
 		zombie, _ := start(t, "zombie", store)
 		start(t, "owner", store)
 
-		zombie.node.Own([]int{1}) // it claims nothing anew: it has 1
+		zombie.node.Own([]int{1}) // it has 1 already, so it claims nothing
 		synctest.Wait()
 		if !zombie.node.Owns(1) {
-			t.Fatal("the zombie knows already")
+			t.Fatal("the former owner gave the partition up before it checked its claims")
 		}
 
 		zombie.node.Check(0, 1)
 		synctest.Wait()
 		if zombie.node.Owns(1) {
-			t.Fatal("the zombie still owns the partition")
+			t.Fatal("the former owner keeps the partition after it checked its claims")
 		}
 		zombie.node.Own(nil)
 	})
 }
 
-// A node that was cut off from the store takes nothing back from the owner in between when the
-// store was restarted: what the node knows is old.
+// A node is cut off from the store, which is restarted meanwhile. The node's data is old, so it takes nothing back from
+// the owner that replaced it.
 func TestANodeThatWasCutOffTakesNothingBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
@@ -765,7 +771,7 @@ func TestANodeThatWasCutOffTakesNothingBack(t *testing.T) {
 	})
 }
 
-// A node that has its partitions back after a loss, and after another owner, keeps the users of
+// A node gets its partitions back after the store has lost them and another node has owned them. It keeps the users of
 // both, since their gateways confirm them.
 func TestMembersOfAnOwnerInBetweenStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -774,7 +780,7 @@ func TestMembersOfAnOwnerInBetweenStay(t *testing.T) {
 		first, _ := start(t, "first", s)
 
 		first.op(gw("a"), join(1, "p"))
-		s.set(func() { s.away = true }) // first does not see what happens
+		s.set(func() { s.away = true }) // first does not notice the loss
 
 		emptied := &shaky{Store: newStore(), generation: 1}
 		_, stop := start(t, "before", emptied) // epochs keep growing in a store that was emptied
@@ -793,7 +799,7 @@ func TestMembersOfAnOwnerInBetweenStay(t *testing.T) {
 		time.Sleep(generationPoll + 2100*time.Millisecond)
 		first.want("p", 1)
 
-		clear(first.streams) // it knows none
+		clear(first.streams) // the new owner knows no streams
 		first.op(gw("a"), join(1, "p"))
 		first.op(gw("b"), join(4, "p"))
 
@@ -807,7 +813,7 @@ func TestMembersOfAnOwnerInBetweenStay(t *testing.T) {
 	})
 }
 
-// wantStale waits for nothing: it says whether the counts are complete now.
+// wantStale checks at once, without waiting, whether the counts are stale.
 func (r *rig) wantStale(want bool) {
 	r.t.Helper()
 	counts, err := r.store.Counts(r.t.Context(), []string{"p"})
@@ -816,8 +822,8 @@ func (r *rig) wantStale(want bool) {
 	}
 }
 
-// The owner of partitions that the store knows nothing about declares them complete when
-// every live gateway has reported all its users.
+// The store has lost the data of some partitions. Their owner declares them complete when every live gateway has
+// reported all its users.
 func TestEmptiedPartitionIsCompleteWhenAllHaveTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := startBeside(t, "n", newStore(), []heartbeat.Source{gw("a"), gw("b")})
@@ -829,7 +835,7 @@ func TestEmptiedPartitionIsCompleteWhenAllHaveTold(t *testing.T) {
 		}
 
 		if a := r.last("a"); !a.Ask {
-			t.Fatalf("gateway a got %+v; want it asked", a)
+			t.Fatalf("gateway a got %+v, want a request to report its users", a)
 		}
 
 		told(gw("a"), 1, join(1, "p"), join(4, "p"))
@@ -844,13 +850,13 @@ func TestEmptiedPartitionIsCompleteWhenAllHaveTold(t *testing.T) {
 		before := r.count("b")
 		time.Sleep(askInterval * 3)
 		if got := r.count("b"); got < before+2 {
-			t.Fatalf("gateway b was asked %d times, want again and again", got-before)
+			t.Fatalf("gateway b was asked %d times, want at least 2", got-before)
 		}
 
 		r.deliver(&heartbeat.Beat{
 			Source: gw("b"), Partition: 1, Stream: 1, First: 1, Ops: []heartbeat.Op{join(7, "p")}, Whole: 3,
 		})
-		r.wantStale(true) // only a part of the gateway's users
+		r.wantStale(true) // the gateway has reported only a part of its users
 		r.deliver(&heartbeat.Beat{
 			Source: gw("b"), Partition: 1, Stream: 1, First: 2, Ops: []heartbeat.Op{join(10, "p")}, Whole: 3,
 		})
@@ -859,18 +865,18 @@ func TestEmptiedPartitionIsCompleteWhenAllHaveTold(t *testing.T) {
 		r.want("p", 4)
 		before = r.count("b")
 		if before == 0 {
-			t.Fatal("nobody was answered")
+			t.Fatal("gateway b got no reply at all")
 		}
 
 		time.Sleep(3 * askInterval)
 		if got := r.count("b"); got != before {
-			t.Fatalf("gateway b got %d more replies though it has told everything", got-before)
+			t.Fatalf("gateway b got %d more replies though it has reported all its users", got-before)
 		}
 	})
 }
 
-// When the owner of users in their grace has died and the store is emptied, only the
-// gateway still knows of them.
+// The owner of users in their grace has died, and the store has lost everything. Only the gateway still knows these
+// users.
 func TestGracesOfAnEmptiedPartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := startBeside(t, "n", newStore(), []heartbeat.Source{gw("a")})
@@ -899,11 +905,11 @@ func TestGracesOfAnEmptiedPartition(t *testing.T) {
 		r.deliver(&heartbeat.Beat{
 			Source: gw("a"), Partition: 1, Stream: 1, First: 5, Ops: []heartbeat.Op{leave(10, "p", 2*time.Second)},
 		})
-		r.want("p", 1) // the owner knows everybody now
+		r.want("p", 1) // a leave adds nobody: the owner now knows all users
 	})
 }
 
-// The death of a gateway ends the wait for it.
+// A gateway that is gone from the list of live gateways is no longer waited for.
 func TestAGatewayThatIsGoneIsNotWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := startBeside(t, "n", newStore(), []heartbeat.Source{gw("a")})
@@ -917,7 +923,7 @@ func TestAGatewayThatIsGoneIsNotWaitedFor(t *testing.T) {
 	})
 }
 
-// A gateway that died, or stands still, may come back with its users for as long as they
+// A gateway that died, or was suspended, may come back with its users. The owner waits for it as long as its users
 // would be counted if the store had lost nothing.
 func TestAGatewayThatDiedIsWaitedForUntilTheTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -935,7 +941,7 @@ func TestAGatewayThatDiedIsWaitedForUntilTheTimeout(t *testing.T) {
 		r.wantStale(false)
 	})
 
-	synctest.Test(t, func(t *testing.T) { // it was not dead
+	synctest.Test(t, func(t *testing.T) { // the gateway was not dead
 		r, _ := startBeside(t, "n", newStore(), nil, func(n *Node) {
 			n.Died(presence.Process{Name: "a", Incarnation: 1, Roles: []string{presence.RoleGateway}}, time.Now())
 		})
@@ -949,9 +955,8 @@ func TestAGatewayThatDiedIsWaitedForUntilTheTimeout(t *testing.T) {
 	})
 }
 
-// The node waits for a gateway that has a lease and reports nothing only for a presence timeout.
-// It waits longer while the gateway makes progress. Time in which the gateway could not learn of
-// the owners does not count.
+// The node waits only for one timeout for a gateway that has a lease and reports nothing. It waits longer while the
+// gateway makes progress, and the time in which the gateway could not learn of the owners does not count.
 func TestAMuteGatewayIsNotWaitedFor(t *testing.T) {
 	live := []heartbeat.Source{gw("a"), gw("b")}
 
@@ -980,7 +985,7 @@ func TestAMuteGatewayIsNotWaitedFor(t *testing.T) {
 		r.wantStale(false)
 
 		if n := strings.Count(log.String(), `"gateway":"a"`); n != 1 || strings.Contains(log.String(), `"b"`) {
-			t.Errorf("the log names the gateway %d times: %s", n, log.String())
+			t.Errorf("the log names gateway a %d times, want once, and never b: %s", n, log.String())
 		}
 	})
 
@@ -1004,7 +1009,7 @@ func TestAMuteGatewayIsNotWaitedFor(t *testing.T) {
 		}
 
 		if log.String() != "" {
-			t.Error(log.String())
+			t.Errorf("the log has %q, want nothing", log.String())
 		}
 	})
 
@@ -1021,14 +1026,14 @@ func TestAMuteGatewayIsNotWaitedFor(t *testing.T) {
 		r.wantStale(true)
 
 		if log.String() != "" {
-			t.Error(log.String())
+			t.Errorf("the log has %q, want nothing", log.String())
 		}
 	})
 }
 
-// Members loaded from an earlier owner stay while a live gateway that has not reported may have
-// them, since it may not know the partition's owner yet. After that they end; after a death,
-// when the rest of the timeout has passed.
+// The members that a new owner loads stay while a live gateway has not reported: it may have them, and not know the new
+// owner yet. When all gateways have reported, the other members end; after the death of the former owner they end when
+// the rest of the timeout has passed.
 func TestInheritedMembersWaitForTheGateways(t *testing.T) {
 	for name, tc := range map[string]struct {
 		died bool
@@ -1051,7 +1056,7 @@ func TestInheritedMembersWaitForTheGateways(t *testing.T) {
 						n.Died(presence.Process{Name: "dead"}, time.Now())
 					}
 				})
-				r.wantStale(false) // the store has all of it
+				r.wantStale(false) // the store has the whole partition
 
 				time.Sleep(time.Minute)
 				r.want("p", 2)
@@ -1085,7 +1090,7 @@ func TestInheritedMembersWaitForTheGateways(t *testing.T) {
 type forgetful struct {
 	*presencemem.Store
 	mu      sync.Mutex
-	forgets int // so many more completions are dropped
+	forgets int // how many more completions are dropped
 }
 
 func (s *forgetful) Write(ctx context.Context, changes []presence.Change) []presence.Outcome {
@@ -1103,8 +1108,7 @@ func (s *forgetful) Write(ctx context.Context, changes []presence.Change) []pres
 	return s.Store.Write(ctx, changes)
 }
 
-// A partition that is not complete in the store for some seconds, whatever the cause, is
-// declared complete again.
+// A partition that is not complete in the store for some seconds, whatever the cause, is declared complete again.
 func TestPartitionsThatAreNotCompleteAreDeclaredAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", &forgetful{Store: newStore(), forgets: testPartitions + 1})
@@ -1194,6 +1198,7 @@ func (s *shaky) Write(ctx context.Context, changes []presence.Change) []presence
 	return outcomes
 }
 
+// While the store is away nothing is acknowledged. When it is back, everything is written and acknowledged.
 func TestStoreAwayLosesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &shaky{Store: newStore()}
@@ -1223,7 +1228,7 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 		r.want(presence.AllPages, 2)
 
 		if got := r.count("a"); got == before {
-			t.Fatal("what was written late was never acknowledged")
+			t.Fatal("no acknowledgement after the store came back")
 		}
 	})
 }
@@ -1240,7 +1245,7 @@ func TestStoreThatLostTheNewestIsWrittenAgain(t *testing.T) {
 		stop()
 
 		s := &shaky{Store: newStore()}
-		for range 3 { // later owners have higher epochs
+		for range 3 { // the epochs of this store get higher than those of the old one
 			_, stop := start(t, "n", s)
 			stop()
 		}
@@ -1264,8 +1269,9 @@ func TestStoreThatLostTheNewestIsWrittenAgain(t *testing.T) {
 	})
 }
 
+// A store that comes back empty gets everything again, with and without a write that notices the loss.
 func TestStoreThatLostEverythingIsWrittenAgain(t *testing.T) {
-	for name, write := range map[string]bool{"noticed by a write": true, "noticed by nobody's write": false} {
+	for name, write := range map[string]bool{"noticed by a write": true, "noticed without a write": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := &shaky{Store: newStore()}
@@ -1300,7 +1306,7 @@ func TestStoreThatLostEverythingIsWrittenAgain(t *testing.T) {
 					t.Fatalf("Counts = %+v, %v; want every partition complete again", counts, err)
 				}
 
-				next, _ := start(t, "next", s) // finds all members
+				next, _ := start(t, "next", s) // the next owner finds all members
 				if write {
 					next.want("p", 3)
 				} else {
@@ -1311,12 +1317,13 @@ func TestStoreThatLostEverythingIsWrittenAgain(t *testing.T) {
 	}
 }
 
+// A suspension of the process advances the clock of the node by maxAdvance at most, and is reported.
 func TestTimeStandsStillWithTheProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := clock{}
 		c.last.Store(&clockReading{real: time.Now()})
 
-		time.Sleep(20 * time.Second) // nothing ticks, as when the process is stopped
+		time.Sleep(20 * time.Second) // nothing ticks, as while the process is suspended
 		if got := c.now(); got != maxAdvance {
 			t.Fatalf("after a suspension the clock shows %s, want %s", got, maxAdvance)
 		}
@@ -1328,11 +1335,11 @@ func TestTimeStandsStillWithTheProcess(t *testing.T) {
 		time.Sleep(10*clockTick + clockTick/2)
 		synctest.Wait()
 		if got := c.now(); got != maxAdvance+9*clockTick+clockTick/2 {
-			t.Fatalf("it then shows %s", got)
+			t.Fatalf("ten ticks later the clock shows %s, want %s", got, maxAdvance+9*clockTick+clockTick/2)
 		}
 
 		if d := <-told; d != 20*time.Second+clockTick-maxAdvance || len(told) != 0 {
-			t.Fatalf("told of %s", d)
+			t.Fatalf("a suspension of %s was reported, want %s", d, 20*time.Second+clockTick-maxAdvance)
 		}
 
 		c.stop()
@@ -1343,27 +1350,26 @@ func TestTimeStandsStillWithTheProcess(t *testing.T) {
 		time.Sleep(20 * clockTick)
 		synctest.Wait()
 		if got := c.now(); got != stopped || len(told) != 0 {
-			t.Fatalf("stopped, it goes on by %s", got-stopped)
+			t.Fatalf("the stopped clock went on by %s and reported %d more suspensions", got-stopped, len(told))
 		}
 
 		cancel()
 	})
 }
 
-// A process that opens its other stores for long before the node runs was not suspended.
+// A long time between New and Run, in which the process opens its other stores, is no suspension.
 func TestALongStartIsNoSuspension(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := startBeside(t, "n", newStore(), nil, func(*Node) { time.Sleep(20 * time.Second) })
 
 		time.Sleep(time.Second)
 		if n := r.node.suspensions.Load(); n != 0 {
-			t.Errorf("%d suspensions", n)
+			t.Errorf("%d suspensions, want 0", n)
 		}
 	})
 }
 
-// A node that hands over ends no presence: the next owner may already have received the
-// return of a user.
+// A node that hands over lets no presence expire: the next owner may already have received the return of the user.
 func TestHandingOverEndsNoPresence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
@@ -1378,7 +1384,7 @@ func TestHandingOverEndsNoPresence(t *testing.T) {
 		time.Sleep(timeout)
 		r.want("p", 2)
 
-		r.op(gw("a"), leave(4, "p", 0)) // this does not depend on time
+		r.op(gw("a"), leave(4, "p", 0)) // a leave without a grace is no matter of time
 		r.want("p", 1)
 
 		stop()
@@ -1395,9 +1401,10 @@ func TestHandingOverEndsNoPresence(t *testing.T) {
 func TestATrialGoesOnWithTheNextOwner(t *testing.T) {
 	const trial, least = timeout * 2 / 3, timeout / 3
 	for held, left := range map[time.Duration]time.Duration{
+
 		time.Second:         trial - time.Second,
 		trial - time.Second: least,
-		trial:               trial, // all members have been confirmed by a gateway since
+		trial:               trial, // the trial was over, so the next owner begins a new one
 	} {
 		t.Run(held.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -1407,8 +1414,9 @@ func TestATrialGoesOnWithTheNextOwner(t *testing.T) {
 				r.op(gw("a"), join(1, "p"))
 				stop()
 
-				time.Sleep(time.Minute) // the process ended, and its end was not reported as a death
-				// Without Died, no user ends early.
+				// The process has ended, and its end is not reported as a death: without Died, no user ends early.
+				time.Sleep(time.Minute)
+
 				_, stop = startBeside(t, "second", store, []heartbeat.Source{gw("b")})
 				time.Sleep(held)
 				stop()
@@ -1424,7 +1432,7 @@ func TestATrialGoesOnWithTheNextOwner(t *testing.T) {
 	}
 }
 
-// A node that hands over gives up what another one claims, and takes nothing back.
+// A node that hands over gives up a partition that another node claims, and does not claim it back.
 func TestANodeThatHandsOverTakesNothingBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
@@ -1433,20 +1441,21 @@ func TestANodeThatHandsOverTakesNothingBack(t *testing.T) {
 
 		r.node.HandOver()
 		next, _ := start(t, "next", store)
-		r.op(gw("a"), join(4, "p")) // finds the claim
+		r.op(gw("a"), join(4, "p")) // this write meets the claim
 
 		time.Sleep(time.Minute)
 		if r.node.Owns(1) || !next.node.Owns(1) {
-			t.Fatal("the partition was taken back")
+			t.Fatalf("the node that hands over owns the partition: %t; the next one: %t",
+				r.node.Owns(1), next.node.Owns(1))
 		}
 	})
 }
 
-// leavesWhileTaking has a node hand over while it takes partitions over, which takes long.
+// leavesWhileTaking has a node hand over while it takes partitions over, and makes each takeover long.
 type leavesWhileTaking struct {
 	*shaky
 	node  *Node
-	asked int // for the generation; guarded by mu
+	asked int // calls of Generation; guarded by mu
 }
 
 func (s *leavesWhileTaking) Generation(ctx context.Context) (uint64, error) {
@@ -1465,6 +1474,7 @@ func (s *leavesWhileTaking) Load(ctx context.Context, claims []presence.Claim) (
 	return s.shaky.Load(ctx, claims)
 }
 
+// A node that hands over while it takes partitions over does not ask the store in a loop.
 func TestANodeThatHandsOverWhileItTakesOverAsksSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &leavesWhileTaking{shaky: shaky40()}
@@ -1485,11 +1495,13 @@ func TestANodeThatHandsOverWhileItTakesOverAsksSeldom(t *testing.T) {
 		<-ended
 
 		if store.asked > 12 {
-			t.Errorf("the store was asked %d times for its generation in %s", store.asked, 10*generationPoll)
+			t.Errorf("in %s the store was asked %d times for its generation, want at most 12",
+				10*generationPoll, store.asked)
 		}
 	})
 }
 
+// A node that is told to own fewer partitions gives the others up, and leaves their counts to the next owner.
 func TestPlannedStopOfAPartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
@@ -1499,7 +1511,7 @@ func TestPlannedStopOfAPartition(t *testing.T) {
 		r.node.Own([]int{0, 2})
 		synctest.Wait()
 		if r.node.Owns(1) || !r.node.Owns(0) {
-			t.Fatal("want partition 1 given up, 0 kept")
+			t.Fatalf("the node owns partition 1: %t, and 0: %t; want 0 alone", r.node.Owns(1), r.node.Owns(0))
 		}
 
 		if r.node.Deliver(&heartbeat.Beat{Partition: 1}) {
@@ -1509,7 +1521,7 @@ func TestPlannedStopOfAPartition(t *testing.T) {
 		if err := r.node.Hold(t.Context(), asked(1, "p", true)); !errors.Is(err, presence.ErrNotOwner) {
 			t.Fatalf("Hold = %v, want presence.ErrNotOwner", err)
 		}
-		r.want("p", 1) // it is the next owner's to say
+		r.want("p", 1) // the next owner decides
 
 		r.node.Own([]int{0, 1, 2})
 		synctest.Wait()
@@ -1520,8 +1532,8 @@ func TestPlannedStopOfAPartition(t *testing.T) {
 	})
 }
 
-// TestAnyHistory plays random joins, leaves, heartbeats, repetitions and silences of
-// several gateways against a model that knows the present users of each page.
+// TestAnyHistory plays random joins, leaves, heartbeats and pauses of several gateways against a model that knows the
+// present users of each page.
 func TestAnyHistory(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(t *testing.T) { history(t, rt) })
@@ -1585,18 +1597,19 @@ func history(t *testing.T, rt *rapid.T) {
 	time.Sleep(timeout + wheelTick)
 	r.want(presence.AllPages, 0)
 
-	stop() // the actors' state is the test's from here on
+	stop() // the actors have ended, so the test may read their state
 	for i := range r.node.actors {
 		if p := r.node.actors[i].Load(); len(p.users) != 0 || len(p.pages) != 1 {
-			rt.Fatalf("partition %d remembers %d users and %d pages of nobody", i, len(p.users), len(p.pages)-1)
+			rt.Fatalf("without users, partition %d still remembers %d users and %d pages",
+				i, len(p.users), len(p.pages)-1)
 		}
 	}
 }
 
-// slowLoad lets a Load of partitions through each time it is allowed to.
+// slowLoad lets one Load of partitions through for each value in let.
 type slowLoad struct {
 	*shaky
-	asked chan int // how many partitions
+	asked chan int // the number of partitions in a Load
 	let   chan struct{}
 }
 
@@ -1610,9 +1623,8 @@ func (s *slowLoad) Load(ctx context.Context, claims []presence.Claim) ([]presenc
 	}
 }
 
-// A node that takes over many partitions serves the first ones while it loads the
-// others. It claims none before its turn: until then that partition is still its last
-// owner's.
+// A node that takes over many partitions serves the first ones while it loads the others. It claims each group only
+// when its turn comes: until then its last owner still serves it.
 func TestTheFirstPartitionsServeEarly(t *testing.T) {
 	store := &slowLoad{shaky40(), make(chan int), make(chan struct{})}
 	n, err := New(store, configOf40())
@@ -1661,8 +1673,8 @@ type faulty struct {
 	broken map[int]bool // guarded by mu
 }
 
-// errForeign is an error about one partition that also is an ErrUnavailable, as
-// presenceredis has it for a key of another type.
+// errForeign is an error about one partition. It is also an ErrUnavailable, like that of presenceredis for a key of
+// another type.
 var errForeign = fmt.Errorf("%w: foreign data", presence.ErrUnavailable)
 
 func (s *faulty) broke(c presence.Claim) bool {
@@ -1714,7 +1726,7 @@ func startFaulty(t *testing.T, owned int, broken ...int) (*faulty, *Node) {
 	return s, n
 }
 
-// shaky40 returns a store of 40 partitions, as configOf40 is of a node.
+// shaky40 returns a store of 40 partitions, for nodes with configOf40.
 func shaky40() *shaky {
 	return &shaky{Store: presencemem.New(presencemem.Config{Partitions: 40}), generation: 1}
 }
@@ -1737,9 +1749,10 @@ func firstPartitions(k int) []int {
 	return ids
 }
 
-// without returns which of all 40 partitions do not satisfy ok.
+// without returns the partitions, of all 40, that do not satisfy ok.
 func without(ok func(id int) bool) []int { return slices.DeleteFunc(firstPartitions(40), ok) }
 
+// A node owns all partitions but those that the store cannot load, and these as well once they are repaired.
 func TestABrokenPartitionLeavesNoOtherWithoutAnOwner(t *testing.T) {
 	firstGroup := firstPartitions(claimGroup - 1)
 	for name, broken := range map[string][]int{
@@ -1754,19 +1767,20 @@ func TestABrokenPartitionLeavesNoOtherWithoutAnOwner(t *testing.T) {
 
 				time.Sleep(2 * time.Second)
 				if got := without(n.Owns); !slices.Equal(got, broken) {
-					t.Errorf("the node does not own %v, want %v", got, broken)
+					t.Errorf("the node does not own %v, want only the broken %v missing", got, broken)
 				}
 
 				s.set(func() { clear(s.broken) })
 				time.Sleep(outage.MaxPause)
 				if got := without(n.Owns); len(got) > 0 {
-					t.Errorf("after the repair the node does not own %v", got)
+					t.Errorf("after the repair the node does not own %v, want all owned", got)
 				}
 			})
 		})
 	}
 }
 
+// After a loss all partitions are claimed again on the new store, but for the broken one.
 func TestABrokenPartitionKeepsNoOtherFromBeingWrittenAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, n := startFaulty(t, 30)
@@ -1792,18 +1806,18 @@ func TestABrokenPartitionKeepsNoOtherFromBeingWrittenAgain(t *testing.T) {
 
 		time.Sleep(2 * time.Second)
 		if got := without(reclaimed); !slices.Equal(got, []int{5}) {
-			t.Errorf("no claim on the new store for %v, want 5 alone", got)
+			t.Errorf("%v were not claimed on the new store, want only 5 missing", got)
 		}
 
 		s.set(func() { clear(s.broken) })
 		time.Sleep(outage.MaxPause)
 		if got := without(reclaimed); len(got) > 0 {
-			t.Errorf("after the repair, no claim on the new store for %v", got)
+			t.Errorf("after the repair %v were not claimed on the new store, want all claimed", got)
 		}
 	})
 }
 
-// A fault of the whole store costs few calls: neither every group nor every partition is tried.
+// A fault of the whole store costs few calls: the node tries neither every group nor every partition.
 func TestAStoreThatLoadsNothingIsAskedSeldom(t *testing.T) {
 	s := &shaky{Store: newStore()}
 	m := manager{n: &Node{store: s}}
@@ -1821,11 +1835,12 @@ func TestAStoreThatLoadsNothingIsAskedSeldom(t *testing.T) {
 		})
 
 		if calls != tc.want || !errors.Is(err, errForeign) {
-			t.Errorf("away %v: %d calls and %v, want %d", tc.away, calls, err, tc.want)
+			t.Errorf("away %v: %d calls and error %v, want %d and %v", tc.away, calls, err, tc.want, errForeign)
 		}
 	}
 }
 
+// While one partition cannot be written, the others are written and acknowledged at once.
 func TestABrokenPartitionDelaysNoWriteOfAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &faulty{shaky: &shaky{Store: newStore()}, broken: map[int]bool{}}
@@ -1834,7 +1849,7 @@ func TestABrokenPartitionDelaysNoWriteOfAnother(t *testing.T) {
 		s.set(func() { s.broken[1] = true })
 		r.op(gw("broken"), join(1, "p"))
 
-		for range 5 { // the pauses become longer
+		for range 5 { // the pauses between the attempts grow
 			time.Sleep(outage.MaxPause)
 			r.alive(gw("broken"), 1)
 
@@ -1842,7 +1857,7 @@ func TestABrokenPartitionDelaysNoWriteOfAnother(t *testing.T) {
 			r.op(gw("a"), join(2, "p"))
 			r.op(gw("a"), leave(2, "p", 0))
 			if got := r.count("a") - before; got != 2 {
-				t.Fatalf("%d acknowledgements at once, want 2", got)
+				t.Fatalf("%d acknowledgements without a pause, want 2", got)
 			}
 		}
 
@@ -1853,14 +1868,14 @@ func TestABrokenPartitionDelaysNoWriteOfAnother(t *testing.T) {
 		s.set(func() { clear(s.broken) })
 		time.Sleep(outage.MaxPause)
 		if got := r.last("broken"); got.Acked != 1 {
-			t.Fatalf("after the repair: %+v", got)
+			t.Fatalf("after the repair the reply is %+v, want op 1 acknowledged", got)
 		}
 
 		r.want("p", 1)
 	})
 }
 
-// replies is a function as Replies.
+// replies is a function that implements Replies.
 type replies func(gateway string, r *heartbeat.Reply)
 
 func (f replies) SendReply(gateway string, r *heartbeat.Reply) { f(gateway, r) }
@@ -1895,8 +1910,8 @@ func (s *arriving) take() string {
 	return told
 }
 
-// A user who is present already, or returns within a grace, does not arrive. Nor does a user
-// that a gateway reports to the next owner.
+// A user arrives who was not present. Somebody who returns within a grace does not, nor does a user whom a gateway
+// reports to the next owner.
 func TestArrivals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &arriving{Store: newStore()}
@@ -1907,7 +1922,7 @@ func TestArrivals(t *testing.T) {
 			t.Helper()
 			synctest.Wait()
 			if is := store.take(); is != told {
-				t.Errorf("%s: %q, want %q", when, is, told)
+				t.Errorf("%s: the arrivals are %q, want %q", when, is, told)
 			}
 		}
 
@@ -1949,7 +1964,7 @@ func TestArrivals(t *testing.T) {
 	})
 }
 
-// asked is a call about a hold that is made now.
+// asked returns the change of a hold by a call that is made now.
 func asked(u presence.User, page string, on bool) presence.HoldChange {
 	return presence.HoldChange{User: u, Page: page, On: on, Asked: time.Now()}
 }

@@ -12,8 +12,8 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-// oneStore is a store of one partition that takes part in a history step by
-// step. Only the test's goroutine uses it.
+// oneStore is a store of one partition. The test decides when each of its steps happens, and only the test's goroutine
+// uses it.
 type oneStore struct {
 	epoch, generation uint64
 	complete          bool
@@ -79,8 +79,8 @@ func (s *oneStore) Write(_ context.Context, changes []presence.Change) []presenc
 	return outcomes
 }
 
-// interleaving is one history of a partition: its actor, the writer and the
-// manager take their steps by hand, in any order.
+// interleaving is one history of a partition. The test makes the steps of its actor, the writer and the manager, in any
+// order.
 type interleaving struct {
 	t       *testing.T
 	store   *oneStore
@@ -88,8 +88,8 @@ type interleaving struct {
 	manager manager
 	actor   *partition
 	seq     uint64
-	joined  presence.User // users from 1 on
-	left    presence.User // of these
+	joined  presence.User // the users 1 to joined have joined
+	left    presence.User // the users 1 to left have left again
 
 	// the batch under way, from the store's answer until the writer handles it
 	batch    []*partition
@@ -133,67 +133,83 @@ func newInterleaving(t *testing.T) *interleaving {
 	return h
 }
 
-// step takes a step and reports whether there was one to take.
+// step makes a step, and reports whether it was possible.
 func (h *interleaving) step(name byte) bool {
 	switch name {
 	case 'j': // the actor applies a join
 		if h.joined >= 2 {
 			return false
 		}
+
 		h.joined++
 		src := &source{Source: heartbeat.Source{Gateway: "g"}}
 		h.actor.arrive(src, &heartbeat.Beat{}, h.joined, h.actor.page("p"))
 		h.actor.flush()
+
 	case 'l': // the actor applies the leave of the first user who joined
 		if h.joined == 0 || h.left > 0 {
 			return false
 		}
+
 		h.left++
 		h.actor.leave(h.actor.users[1], h.actor.page("p"))
 		h.actor.flush()
+
 	case 'a': // the actor reads one mail
 		if len(h.actor.mail) == 0 {
 			return false
 		}
+
 		(<-h.actor.mail).deliver(h.actor)
 		h.actor.checkReports()
 		h.actor.flush()
+
 	case 'w', 'u': // the writer takes the ready outboxes, and the store writes them; u: the answer is lost
 		if h.batch != nil || len(h.node.ready) == 0 {
 			return false
 		}
+
 		h.batch, h.changes = h.node.collect(<-h.node.ready, &h.seq)
 		h.store.away = name == 'u'
 		h.outcomes = h.store.Write(h.t.Context(), h.changes)
+
 	case 'o': // the writer learns the outcome
 		if h.batch == nil {
 			return false
 		}
+
 		h.again = append(h.again, h.node.outcomes(h.batch, h.changes, h.outcomes)...)
 		h.batch = nil
+
 	case 'r': // the writer's pause after a failure is over
 		if len(h.again) == 0 {
 			return false
 		}
+
 		for _, p := range h.again {
 			h.node.ready <- p
 		}
+
 		h.again = nil
+
 	case 'e': // the store is emptied
 		if h.store.generation >= 2 {
 			return false
 		}
+
 		h.store.generation++
 		h.store.complete = false
 		h.store.users = map[string]int64{}
 		h.store.members = map[presence.User]bool{}
-	case 'm': // the manager looks
+
+	case 'm': // the manager checks its claims
 		select {
 		case <-h.node.trouble:
 		default:
 		}
+
 		if h.node.actors[0].Load() != h.actor {
-			h.t.Fatal("the partition was given up, though nobody else claimed it")
+			h.t.Fatal("the node gave the partition up, though nobody else had claimed it")
 		}
 		if err := h.manager.reclaim(h.t.Context(), h.store.generation); err != nil {
 			h.t.Fatal(err)
@@ -203,10 +219,9 @@ func (h *interleaving) step(name byte) bool {
 	return true
 }
 
-// settle lets everybody do what they have to do, without any new events, and reports
-// whether they came to rest.
+// settle makes all steps that are due, without new events, and reports whether no step is left in the end.
 func (h *interleaving) settle() bool {
-	h.step('m') // it looks every two seconds anyway
+	h.step('m') // the manager checks every two seconds in any case
 
 	for range 50 {
 		progress := false
@@ -226,10 +241,9 @@ func (h *interleaving) settle() bool {
 	return false
 }
 
-// TestOutboxIsAlwaysWritten takes the actor, the writer, the manager and a store
-// that is emptied or does not answer through every order of up to seven steps. Whatever the
-// order, when no step is left the store has everything: the counts, the members, and the
-// record that the partition is complete. (Invariants 1 and 6.)
+// TestOutboxIsAlwaysWritten tries every order of up to seven steps of the actor, the writer, the manager and a store
+// that is emptied or does not answer. Whatever the order, when no step is left the store has everything: the counts,
+// the members, and the record that the partition is complete. (Invariants 1 and 6.)
 func TestOutboxIsAlwaysWritten(t *testing.T) {
 	depth := 7
 	if testing.Short() {
@@ -247,7 +261,7 @@ func TestOutboxIsAlwaysWritten(t *testing.T) {
 				taken = h.step(step)
 			}
 			if !taken {
-				continue // the same history as without that step
+				continue // without that step this history was tried already
 			}
 
 			histories++
@@ -271,17 +285,16 @@ func TestOutboxIsAlwaysWritten(t *testing.T) {
 	t.Logf("%d histories in %s", histories, time.Since(begun).Round(time.Millisecond))
 
 	if histories < 1000 {
-		t.Fatalf("only %d histories", histories)
+		t.Fatalf("%d histories were tried, want at least 1000", histories)
 	}
 }
 
-// A join that changes nothing, since the user is there by another gateway, is acknowledged with a count that includes
-// the user: not while the write that brings the user is under way, and not while the actor has yet to learn of its
-// end.
+// A join changes nothing if the user is present through another gateway. Its acknowledgement still has a count that
+// includes the user: it waits for the write that brings the user, and until the actor knows that this write has ended.
 func TestASecondJoinIsAcknowledgedWithItsCount(t *testing.T) {
-	for _, way := range []string{"", "w", "wo", "woa"} { // what happens to the write before the second join
+	for _, way := range []string{"", "w", "wo", "woa"} { // the steps of the first write before the second join
 		h := newInterleaving(t)
-		for h.step('w') || h.step('o') || h.step('a') { // what restoring wrote
+		for h.step('w') || h.step('o') || h.step('a') { // writes what the restored actor has
 		}
 
 		counted := map[string]int64{}
@@ -289,17 +302,20 @@ func TestASecondJoinIsAcknowledgedWithItsCount(t *testing.T) {
 			if r.Acked != 1 || r.Counted != 1 {
 				t.Errorf("%q: %s got %+v; want an acknowledgement whose counts include the join", way, gateway, r)
 			}
+
 			for _, c := range r.Counts {
 				if c.Page == "p" {
 					counted[gateway] = c.Users
 				}
 			}
 		})
+
 		join := func(gateway string) {
 			h.actor.beat(&heartbeat.Beat{
 				Source: heartbeat.Source{Gateway: gateway, Incarnation: 1}, Stream: 1, First: 1,
 				Ops: []heartbeat.Op{{Kind: heartbeat.Join, User: 1, Page: "p"}},
 			})
+
 			h.actor.flush()
 			h.actor.sendDue()
 		}
@@ -308,6 +324,7 @@ func TestASecondJoinIsAcknowledgedWithItsCount(t *testing.T) {
 		for _, step := range []byte(way) {
 			h.step(step)
 		}
+
 		join("second")
 		for h.step('w') || h.step('o') || h.step('a') {
 		}

@@ -29,7 +29,7 @@ func TestPagePresencesAreAMap(t *testing.T) {
 
 			st := s.find(pg)
 			if have, ok := model[pg]; ok != (st != nil) || ok && st.until != have {
-				rt.Fatalf("found %v, want %d, %t", st, have, ok)
+				rt.Fatalf("found %v, want one that ends at %d: %t", st, have, ok)
 			}
 
 			switch {
@@ -63,7 +63,7 @@ func TestPagePresencesAreAMap(t *testing.T) {
 	})
 }
 
-// A user who was on thousands of pages and now is on a few takes no more memory than other users.
+// A user who was on thousands of pages, and now is on a few, takes no more memory than other users.
 func TestFewPagePresencesTakeLittle(t *testing.T) {
 	var s pagePresences
 	for range 1000 {
@@ -75,11 +75,12 @@ func TestFewPagePresencesTakeLittle(t *testing.T) {
 	}
 
 	if cap(s.list) > 2*maxUnindexed || s.index != nil {
-		t.Errorf("room for %d presences, index %v", cap(s.list), s.index)
+		t.Errorf("room for %d presences and the index %v, want at most %d and no index",
+			cap(s.list), s.index, 2*maxUnindexed)
 	}
 }
 
-// A join and a leave of a user who is on that many other pages, in a partition's actor.
+// BenchmarkArriveDepart measures a join and a leave, in a partition's actor, of a user who is on many other pages.
 func BenchmarkArriveDepart(b *testing.B) {
 	for _, grace := range []time.Duration{0, 2 * time.Second} {
 		for _, others := range []int{1, 10, 1000, 10_000} {
@@ -91,6 +92,7 @@ func BenchmarkArriveDepart(b *testing.B) {
 					Reply:           replies(func(string, *heartbeat.Reply) {}),
 					Log:             zerolog.Nop(),
 				})
+
 				if err != nil {
 					b.Fatal(err)
 				}

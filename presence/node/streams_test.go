@@ -6,6 +6,7 @@ import (
 	"headcount/presence/heartbeat"
 )
 
+// Of each datagram a stream says whether its operations are applied, outdated, or lack what came before.
 func TestVerdicts(t *testing.T) {
 	in := func(stream, applied uint64) source { return source{stream: stream, applied: applied} }
 	lost := source{stream: 2, applied: 5, mustReset: true}

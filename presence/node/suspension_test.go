@@ -12,8 +12,8 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-// A node that was suspended while another node owned its partitions loads the other node's
-// data, also when the store was restarted or emptied meanwhile.
+// A node was suspended while another node owned its partitions. It loads the data of that node, even if the store was
+// restarted or emptied meanwhile, and writes none of its own.
 func TestANodeThatStoodStillWritesNothingOfItsOwn(t *testing.T) {
 	for name, emptied := range map[string]bool{"restarted": false, "emptied": true} {
 		t.Run(name, func(t *testing.T) {
@@ -24,7 +24,7 @@ func TestANodeThatStoodStillWritesNothingOfItsOwn(t *testing.T) {
 				thaw := sync.OnceFunc(func() { close(still) })
 				var frozen atomic.Bool
 
-				pass := func() { // a goroutine that looks at a clock is suspended with the process
+				pass := func() { // a goroutine that reads a clock is suspended with the process
 					if frozen.Load() {
 						<-still
 					}
@@ -39,7 +39,7 @@ func TestANodeThatStoodStillWritesNothingOfItsOwn(t *testing.T) {
 						return time.Duration(time.Now().UnixNano())
 					},
 				}, alone)
-				t.Cleanup(thaw) // before it stops
+				t.Cleanup(thaw) // before the node is stopped
 
 				ctx := t.Context()
 				synctest.Wait()
@@ -59,7 +59,7 @@ func TestANodeThatStoodStillWritesNothingOfItsOwn(t *testing.T) {
 					}
 				}
 
-				time.Sleep(timeout) // the trial of those who held
+				time.Sleep(timeout) // the trial of the users who had holds
 				next.want("p", 0)
 
 				s.set(func() {
@@ -85,8 +85,8 @@ func TestANodeThatStoodStillWritesNothingOfItsOwn(t *testing.T) {
 	}
 }
 
-// A process may be asked about users before it has noticed that it was suspended. What it knows of them is that of
-// before.
+// A process may be asked about users before it has noticed that it was suspended. It does not answer: its data is from
+// before the suspension.
 func TestANodeThatStoodStillKnowsNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var slept atomic.Int64
@@ -103,10 +103,10 @@ func TestANodeThatStoodStillKnowsNobody(t *testing.T) {
 
 		slept.Store(int64(time.Minute))
 		if _, err := n.Users(t.Context(), []presence.User{1}); !errors.Is(err, presence.ErrNotOwner) {
-			t.Errorf("right after the suspension it answers with the error %v", err)
+			t.Errorf("right after the suspension the error is %v, want ErrNotOwner", err)
 		}
 
-		// It owns its partitions again.
+		// By now it owns its partitions again.
 		time.Sleep(2 * time.Second)
 		if _, err := n.Users(t.Context(), []presence.User{1}); err != nil {
 			t.Error(err)
@@ -114,8 +114,8 @@ func TestANodeThatStoodStillKnowsNobody(t *testing.T) {
 	})
 }
 
-// While the machine sleeps, the clock of the node's timers stops with it. So that clock does not show that another node
-// may have owned the partitions, of which an emptied store has kept no trace.
+// While the machine sleeps, the clock of the node's timers stops, so it cannot show that another node may have owned
+// the partitions. An emptied store has no trace of that node either.
 func TestANodeWhoseMachineSleptWritesNothingOfItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &shaky{Store: newStore()}
@@ -145,7 +145,7 @@ func TestANodeWhoseMachineSleptWritesNothingOfItsOwn(t *testing.T) {
 			r.want("p", 0)
 		}
 
-		// It owns its partitions again.
+		// By now it owns its partitions again.
 		if err := n.Hold(ctx, asked(1, "p", true)); err != nil {
 			t.Fatal(err)
 		}

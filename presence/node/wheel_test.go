@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// In any order of put and drop, due visits a session no earlier than its time and, if it
-// is called often, at most one tick late.
+// In any order of put and drop, the wheel visits a session no earlier than its time and, if due is called often, at
+// most one tick late.
 func TestWheelIsNeverEarlyAndAtMostATickLate(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var w wheel
@@ -39,9 +39,9 @@ func TestWheelIsNeverEarlyAndAtMostATickLate(t *testing.T) {
 			w.due(now, func(s *session) {
 				at, filed := due[s]
 				if !filed {
-					rt.Fatal("a dropped session was looked at")
+					rt.Fatal("due visited a dropped session")
 				}
-				if at > now { // it was further away than the wheel reaches
+				if at > now { // the wheel could not reach so far ahead
 					w.put(s, at)
 					return
 				}
@@ -50,12 +50,12 @@ func TestWheelIsNeverEarlyAndAtMostATickLate(t *testing.T) {
 
 			for s, at := range due {
 				if s.slot < 0 || at+wheelTick <= now-wheelTick {
-					rt.Fatalf("due at %s, not looked at by %s", at, now)
+					rt.Fatalf("a session due at %s was not visited by %s", at, now)
 				}
 			}
 
 			if at, ok := w.next(); ok != (len(due) > 0) || ok && at <= now-wheelTick {
-				rt.Fatalf("next = %s, %v at %s with %d filed", at, ok, now, len(due))
+				rt.Fatalf("at %s, with %d sessions, next = %s, %v", now, len(due), at, ok)
 			}
 		}
 	})
