@@ -22,8 +22,8 @@ func (p partly) Counts(_ context.Context, pages []string) ([]presence.Count, err
 	return counts, nil
 }
 
-// TestNotReadyBeforeTheLastBucket: counts are complete only when those of every bucket are. A complete count of the
-// site is not enough.
+// TestNotReadyBeforeTheLastBucket: a process is ready only when the counts of every bucket are complete. A complete
+// count of the site is not enough.
 func TestNotReadyBeforeTheLastBucket(t *testing.T) {
 	complete := func(stale map[int]bool) bool {
 		m := &Member{parts: Parts{Store: partly{stale: stale}}}
@@ -31,12 +31,12 @@ func TestNotReadyBeforeTheLastBucket(t *testing.T) {
 	}
 
 	if !complete(nil) {
-		t.Error("not complete, though no bucket lacks anything")
+		t.Error("not complete, though the counts of no bucket are stale")
 	}
 
 	for b := range presence.DefaultBuckets {
 		if complete(map[int]bool{b: true}) {
-			t.Errorf("complete, though bucket %d lacks users", b)
+			t.Errorf("complete, though the counts of bucket %d are stale", b)
 		}
 	}
 }

@@ -17,14 +17,14 @@ import (
 // simApps is how many users of a simulation have a program with the Go client in place of a browser.
 const simApps = 2
 
-// app is a user whose program uses the Go client. Its address is that of a proxy, which connects to any gateway, and
-// whatever happens to the connection the client has to come back. The client is slower than a tab to notice that a
-// gateway is silent, so these users are counted when all is well, and not held to be counted all the time.
+// app is a user whose program uses the Go client. It connects through a proxy, which picks any gateway, and whatever
+// happens to the connection the client has to come back. The client notices later than a tab that a gateway is silent.
+// So these users must be counted at rest, but need not be counted all the time.
 type app struct {
 	s      *simulation
 	user   *user
 	client *client.Client
-	todo   chan func() // calls of the client, in order: a call waits for a connection that does not take it
+	todo   chan func() // calls of the client, in order: a call may wait for a slow connection
 	stop   context.CancelFunc
 
 	mu        sync.Mutex // guards the fields below
@@ -36,8 +36,8 @@ type app struct {
 	connected bool
 }
 
-// arrivesWithin is how long after a join the first count of a page is taken for the one that the join is answered by.
-// Within it nobody is counted out again, whatever fails.
+// arrivesWithin is how long after a join the first count of a page is taken for the answer to the join. Within this
+// time nobody times out again, whatever fails.
 const arrivesWithin = time.Second
 
 func (s *simulation) newApp(name string) *app {
@@ -46,6 +46,7 @@ func (s *simulation) newApp(name string) *app {
 		s: s, user: newUser(name), todo: make(chan func(), 256), stop: stop, chance: chance(s.seed, name),
 		joined: map[string]bool{}, last: map[string]client.Count{}, arrival: map[string]time.Time{},
 	}
+
 	a.client = client.New(client.Config{URL: "http://gateways.test", Token: a.user.token, DialContext: a.dial})
 	a.client.Subscribe(presence.AllPages)
 
@@ -87,8 +88,8 @@ func (a *app) dial(context.Context, string, string) (net.Conn, error) {
 	return c, nil
 }
 
-// buffered is a connection whose writes do not wait for the other side, as those of TCP do not: the client holds a lock
-// while it writes, and in a bubble no time passes while somebody waits for a lock.
+// buffered is a connection whose writes do not wait for the other side, like those of TCP. The client holds a lock
+// while it writes, and in a bubble no time passes while a goroutine waits for a lock.
 type buffered struct {
 	*pipeEnd
 	out    chan []byte
@@ -152,7 +153,7 @@ func (a *app) act(r *rand.Rand) {
 	a.s.crowd.arrives(a.user, page)
 	a.joined[page] = true
 	a.arrival[page] = time.Now()
-	delete(a.last, page) // what was known before the user left is forgotten
+	delete(a.last, page) // counts from before the last leave do not matter any more
 	a.todo <- func() { a.client.Join(page) }
 }
 
@@ -162,14 +163,15 @@ func (a *app) pages() []string {
 	return slices.Sorted(maps.Keys(a.joined))
 }
 
-// isConnected reports whether the client is connected to a process that lives: it may not know yet of a death.
+// isConnected reports whether the client is connected to a process that lives. The client may not have noticed a death
+// yet.
 func (a *app) isConnected() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.connected && a.at != nil && !a.at.ended()
 }
 
-// read checks what the client tells its program.
+// read checks what the client reports to its program.
 func (a *app) read(ctx context.Context) {
 	for {
 		update, err := a.client.Next(ctx)

@@ -11,14 +11,14 @@ import (
 	"headcount/presence"
 )
 
-// fault is something that is wrong until it is healed.
+// fault is something that stays broken until heal is called.
 type fault struct {
 	kind  faultKind
 	until time.Time
 	heal  func()
 }
 
-// A faultKind says which knowledge about users a fault destroys.
+// faultKind says which knowledge about users a fault destroys.
 type faultKind int
 
 const (
@@ -36,8 +36,8 @@ const shadow = 12 * time.Second
 // processName is the name of a process of the simulation.
 var processName = regexp.MustCompile(`\w+:7946`)
 
-// add records a fault that has begun. Only the owner and the store know a hold that was
-// taken by PUT. When both lose it, the simulation does not expect the hold any more.
+// add records a fault that has begun. Only the owner and the store know a hold by PUT. When both lose it, the
+// simulation no longer expects the hold.
 func (s *simulation) add(kind faultKind, lasts time.Duration, what string, heal func()) {
 	s.log("FAULT: %s, for %s", what, lasts)
 	marks.Fault(processName.ReplaceAllString(what, "a process"))
@@ -54,6 +54,7 @@ func (s *simulation) add(kind faultKind, lasts time.Duration, what string, heal 
 		s.log("healed: %s", what)
 		heal()
 	}}
+
 	s.history = append(s.history, f)
 	s.faults = append(s.faults, f)
 	slices.SortStableFunc(s.faults, func(a, b *fault) int { return a.until.Compare(b.until) })
@@ -64,9 +65,8 @@ func destroyBoth(a, b faultKind) bool {
 	return a == emptied && b == takeover || a == takeover && b == emptied
 }
 
-// excuse excludes users from the check that users who stay are counted, because no process
-// could know that they stayed. It does nothing if no user would be left for the check, and
-// reports whether any is.
+// excuse excludes users from the check that users who stay are counted, because no process could know that they stayed.
+// If no user would be left to check, it excuses nobody. It reports whether any user is left.
 func (s *simulation) excuse(users []*user) bool {
 	if !s.crowd.spares(users) {
 		return false
@@ -85,7 +85,7 @@ func (s *simulation) healDue(now time.Time) {
 		f := s.faults[0]
 		s.faults = s.faults[1:]
 
-		if f.until.After(time.Now()) { // it is healed early, because the round is over
+		if f.until.After(time.Now()) { // the round is over, so the fault is healed early
 			f.until = time.Now()
 		}
 
@@ -93,7 +93,7 @@ func (s *simulation) healDue(now time.Time) {
 	}
 }
 
-// between is a random duration.
+// between returns a random duration.
 func (s *simulation) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(s.chance.Int64N(int64(most-least)))
 }
@@ -106,12 +106,12 @@ func (s *simulation) fail() {
 	}
 
 	m := s.members[s.chance.IntN(len(s.members))]
-	kind := harmless // a process without partitions takes no knowledge with it
+	kind := harmless // a process without partitions loses no knowledge about users
 	if slices.Contains(m.roles, presence.RolePresence) {
 		kind = takeover
 	}
 
-	// The next fault may excuse all holds. Without a user who has a tab and has to stay, nobody would be checked.
+	// The next fault may excuse all holds. Without a user who has a tab and stays, nobody would be checked.
 	if !s.crowd.spares(nil) {
 		return
 	}
@@ -170,7 +170,7 @@ func (s *simulation) spared(m *member) bool {
 	return true
 }
 
-// storm has datagrams lost, repeated and late for a while.
+// storm makes the network lose, repeat and delay datagrams for a while.
 func (s *simulation) storm() {
 	calm := s.net.weather.Load().lost == 0
 	if !calm || !s.excuse(s.straying()) {
@@ -189,14 +189,14 @@ func (s *simulation) storeOutage() {
 		return
 	}
 
-	// A silent store lets calls wait, the other kind refuses them.
+	// A silent store lets calls wait; otherwise it refuses them.
 	silent := s.chance.IntN(2) == 0
 	s.store.leave(silent)
 	s.add(storeOutage, s.between(500*time.Millisecond, 12*time.Second),
 		fmt.Sprintf("the store is away, silently %t", silent), s.store.comeBack)
 }
 
-// storeLoss empties the store, or has it come back with the follows and changes of a moment before.
+// storeLoss empties the store. Follows and changes may come back as they were a moment before.
 func (s *simulation) storeLoss() {
 	what := "the store is emptied"
 	moment := time.Time{}
@@ -205,8 +205,7 @@ func (s *simulation) storeLoss() {
 		moment = time.Now().Add(-s.between(0, 15*time.Second))
 	}
 
-	// A version of the store has the millisecond in which it was made. Those after the loss have to be above all
-	// before.
+	// The version of an unread change contains its millisecond. Versions after the loss must be above all of before.
 	s.store.mu.Lock()
 	s.store.unread.closed = true
 	s.store.mu.Unlock()
@@ -217,8 +216,7 @@ func (s *simulation) storeLoss() {
 	s.add(emptied, shadow, what, func() {})
 }
 
-// takeForDead removes endpoints of a gateway, as a process does that wrongly believes
-// the gateway is dead.
+// takeForDead removes endpoints of a gateway, as a process does that wrongly takes the gateway for dead.
 func (s *simulation) takeForDead(m *member) {
 	life := presence.IncarnationName(m.name, m.process.self.Incarnation)
 
@@ -228,7 +226,7 @@ func (s *simulation) takeForDead(m *member) {
 		must(err)
 
 		for _, e := range ends {
-			// Two of three are removed, so that the gateway has lost some and not others.
+			// About two of three are removed, so that the gateway loses only a part.
 			if e.Gateway == life && s.chance.IntN(3) > 0 {
 				must(s.store.inner.Detach(context.Background(), life, []presence.Topic{e.Topic}))
 			}
@@ -239,8 +237,7 @@ func (s *simulation) takeForDead(m *member) {
 	s.add(harmless, 3*time.Second, "endpoints of "+m.name+" are lost", func() {})
 }
 
-// failAlone breaks the only process. No user stays present meanwhile, and the next run of
-// the process does not know them.
+// failAlone breaks the only process. Its next run does not know the present users, so nobody has to stay counted.
 func (s *simulation) failAlone(m *member) {
 	if !m.undisturbed() {
 		return
@@ -260,7 +257,7 @@ func (s *simulation) failAlone(m *member) {
 	}
 }
 
-// others reports whether another member than m does the role.
+// others reports whether another member than m has the role and does it.
 func (s *simulation) others(m *member, role string) bool {
 	return slices.ContainsFunc(s.members, func(o *member) bool { return o != m && o.serves(role) })
 }
@@ -268,7 +265,7 @@ func (s *simulation) others(m *member, role string) bool {
 // crash ends a process without notice, and starts it again later.
 func (s *simulation) crash(m *member, kind faultKind, noticed bool) {
 	if !s.alone {
-		// Clients that notice nothing reconnect too late to stay counted, so there must be others to check.
+		// Clients that do not notice the crash reconnect too late to stay counted, so others must be left to check.
 		noticed = noticed || !s.excuse(s.crowd.at(m.name))
 		if !s.scatter(m) {
 			return
@@ -286,10 +283,9 @@ func (s *simulation) crash(m *member, kind faultKind, noticed bool) {
 		})
 }
 
-// scatter excuses the users who have to leave m's gateway while another gateway is
-// suspended: a user who tries the suspended gateway first may be too late elsewhere. It also
-// excuses users whose return the owner may not receive. It reports whether any user is left
-// who is not excused.
+// scatter excuses the users who have to leave m's gateway while another gateway is suspended: a user who tries the
+// suspended one first may be too late elsewhere. It also excuses users whose return the owner may not receive. It
+// reports whether a user is left who is not excused.
 func (s *simulation) scatter(m *member) bool {
 	suspended := slices.ContainsFunc(s.members, func(o *member) bool {
 		return o.running != nil && o.frozen && slices.Contains(o.roles, presence.RoleGateway)
@@ -301,16 +297,14 @@ func (s *simulation) scatter(m *member) bool {
 	return true
 }
 
-// unheard reports whether the owner may not learn in time of a user who returns through
-// another gateway. The two may be partitioned; and while datagrams are lost, six in a row
-// may be, and the grace ends. The faults that change no count of users who stay are "a page
-// reload, a reconnect within `leave-grace`, a rolling restart of any role (with at least two
-// of the role), the loss of a presence node, and a Redis that comes back empty" (the
-// design): a lost link is not among them, and without the link the owner cannot distinguish
-// such a user from one who left.
+// unheard reports whether the owner may not learn in time that a user has returned through another gateway. The link
+// between the two may be cut; and while datagrams are lost, six in a row may be, until the grace ends. The design lists
+// the faults that change no count of users who stay: "a page reload, a reconnect within `leave-grace`, a rolling
+// restart of any role (with at least two of the role), the loss of a presence node, and a Redis that comes back empty".
+// A lost link is not among them: without it the owner cannot distinguish such a user from one who left.
 func (s *simulation) unheard() bool { return s.parted() || s.net.weather.Load().lost > 0 }
 
-// moving returns the users who are connecting to a gateway, or have to leave one.
+// moving returns the users who are connecting to a gateway, or have to leave it.
 func (s *simulation) moving() (users []*user) {
 	for _, u := range s.crowd.users {
 		if slices.ContainsFunc(u.tabs, func(t *tab) bool { return !t.settled() }) {
@@ -327,8 +321,7 @@ func (s *simulation) moving() (users []*user) {
 	return users
 }
 
-// straying returns the users who are moving, and the users who may soon move because their
-// gateway is suspended.
+// straying returns the users who are moving, and those who may soon move because their gateway is suspended.
 func (s *simulation) straying() []*user {
 	users := s.moving()
 	for _, m := range s.members {
@@ -351,10 +344,10 @@ func (s *simulation) parted() bool {
 	return parted
 }
 
-// freeze suspends a process for a while. A long suspension has the process declared dead before its own timers end
+// freeze suspends a process for a while. After a long suspension it is declared dead before its own timers end
 // anybody's presence.
 func (s *simulation) freeze(m *member, kind faultKind) {
-	if !s.excuse(s.moving()) { // users on their way to m could reach another gateway too late
+	if !s.excuse(s.moving()) { // users who are connecting to m could reach another gateway too late
 		return
 	}
 
@@ -367,7 +360,7 @@ func (s *simulation) freeze(m *member, kind faultKind) {
 
 	m.frozen = true
 	r := m.running
-	// This life of the process is thawed later: m may have another one by then.
+	// Later exactly this life of the process is thawed: m may have another one by then.
 	r.life.freeze()
 
 	s.add(kind, lasts, m.name+" stands still", func() {
@@ -385,7 +378,7 @@ func (s *simulation) cut(a, b *member) {
 		lasts = s.between(time.Second, 15*time.Second) // longer than the owner waits for their heartbeats
 	}
 
-	// A gateway repeats a join within a second, so its owner knows its users by then.
+	// A gateway repeats a join within a second, so a second after the cut the owner knows all its users.
 	s.mu.Lock()
 	for _, m := range []*member{a, b} {
 		until := time.Now().Add(lasts + 1500*time.Millisecond)

@@ -10,9 +10,9 @@ import (
 	"headcount/presence"
 )
 
-// TestGhostsEndInTime: a process that also owns partitions dies. Its users are gone from every count at most 3 s after
-// the timeout, whatever the timeout is and whenever the process dies. The same holds if the process is started again
-// and takes its partitions back while their owners still wait for those users.
+// TestGhostsEndInTime: a process with all roles dies. Its users are gone from every count at most 3 s after the
+// timeout, whatever the timeout is and whenever the process dies. The same holds if the process is started again and
+// takes its partitions back while their owners still wait for those users.
 func TestGhostsEndInTime(t *testing.T) {
 	for _, timeout := range []time.Duration{3 * time.Second, 4 * time.Second, simTimeout} {
 		for name, back := range map[string]time.Duration{"dead": time.Hour, "back after 4s": 4 * time.Second} {
@@ -26,14 +26,14 @@ func TestGhostsEndInTime(t *testing.T) {
 
 				t.Logf("the last ghost was gone %s after the death", worst)
 				if limit := timeout + 3*time.Second; worst > limit {
-					t.Errorf("that is more than %s", limit)
+					t.Errorf("users of the dead process were counted for %s, which is more than %s", worst, limit)
 				}
 			})
 		}
 	}
 }
 
-// wholesOf returns the first simulation, from that seed on, of three processes with all roles.
+// wholesOf returns the first simulation, counted from that seed, of three processes with all roles.
 func wholesOf(seed uint64) *simulation {
 	for ; ; seed++ {
 		if s := newSimulation(seed, false); len(s.members) == 3 {
@@ -42,8 +42,8 @@ func wholesOf(seed uint64) *simulation {
 	}
 }
 
-// ghosts kills a process at that moment, and measures how long its users stay in the counts that others receive. The
-// process is started again after a while.
+// ghosts kills a process at the given moment, and returns for how long its users stay in the counts that others
+// receive. The process is started again after the time back.
 func ghosts(t *testing.T, timeout, moment, back time.Duration) time.Duration {
 	s := wholesOf(uint64(1 + moment/time.Millisecond))
 	s.timeout = timeout
@@ -61,7 +61,7 @@ func ghosts(t *testing.T, timeout, moment, back time.Duration) time.Duration {
 	dead.life.kill(false)
 	begun := time.Now()
 
-	// From the death on, the model does not count them. The watchers must soon receive what the model counts.
+	// The model stops counting them at the death. Soon the watchers must receive the same counts.
 	for _, u := range s.crowd.at(dead.name) {
 		u.tabs[0].end(true)
 	}
@@ -73,7 +73,7 @@ func ghosts(t *testing.T, timeout, moment, back time.Duration) time.Duration {
 	for shown := false; !shown; {
 		time.Sleep(10 * time.Millisecond)
 		if time.Since(begun) > time.Minute {
-			t.Fatal("they are never gone")
+			t.Fatal("a minute after the death users of the dead process are still counted")
 		}
 
 		// The process takes its partitions back, and must not bring the ghosts with it.

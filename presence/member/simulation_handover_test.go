@@ -9,9 +9,9 @@ import (
 	"headcount/presence"
 )
 
-// TestALateReturnDuringAHandover: users return at the end of their grace, while the node that
-// knows the grace hands over. Some gateways know the next owner earlier than that owner itself
-// does, so no node receives the return for a while. Still no count may fall.
+// TestALateReturnDuringAHandover: users return at the end of their grace, while the node that knows of the grace hands
+// over. Some gateways know the next owner before that owner itself does, so for a while no node receives the return.
+// Still no count may fall.
 func TestALateReturnDuringAHandover(t *testing.T) {
 	for moment := range moments(20) {
 		synctest.Test(t, func(t *testing.T) {
@@ -27,8 +27,7 @@ func TestALateReturnDuringAHandover(t *testing.T) {
 				}
 			}
 
-			// The gateways learn of the first node's lease at once, and of the others'
-			// leases late.
+			// The gateways learn of the first node's lease at once, and of the other nodes' leases late.
 			s.start(nodes[0])
 			time.Sleep(renewEvery / 9)
 			for _, m := range others {
@@ -52,7 +51,7 @@ func TestALateReturnDuringAHandover(t *testing.T) {
 				u.tabs[0].move(s.where[0], 1700*time.Millisecond)
 			}
 
-			// The handover begins before they are back, and the grace ends at 2 s.
+			// The handover begins before the users are back. The grace ends at 2 s.
 			time.Sleep(700 * time.Millisecond)
 			s.restart(nodes[0], takeover)
 
@@ -60,14 +59,14 @@ func TestALateReturnDuringAHandover(t *testing.T) {
 			s.healDue(time.Now())
 			s.ready()
 			if s.failed() {
-				t.Errorf("%d: %s", moment, s.failure)
+				t.Errorf("moment %d: %s", moment, s.failure)
 			}
 		})
 	}
 }
 
-// TestALeaseEndsForGood: a process that has left goes on for a while, until its last calls have been answered.
-// Meanwhile it renews no lease.
+// TestALeaseEndsForGood: a process that has left runs on for a while, until its last calls have been answered. It does
+// not renew its lease meanwhile.
 func TestALeaseEndsForGood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := wholesOf(1)
@@ -78,14 +77,15 @@ func TestALeaseEndsForGood(t *testing.T) {
 		r.leaving = true
 		s.clients.Go(func() {
 			r.process.Leave(t.Context())
-			// In this time a process that still renewed its lease would do so several times.
+
+			// Long enough for several renewals, if the process still made them.
 			time.Sleep(3 * renewEvery)
 
 			for _, m := range s.members[1:] {
 				if slices.ContainsFunc(*m.process.members.Load(), func(p presence.Process) bool {
 					return p.Name == s.members[0].name
 				}) {
-					t.Errorf("for %s it still runs", m.name)
+					t.Errorf("%s still lists the process that has left", m.name)
 				}
 			}
 

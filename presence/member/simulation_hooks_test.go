@@ -17,12 +17,13 @@ import (
 	"headcount/webhook/webhooktest"
 )
 
-// This is what a simulation has of webhooks: their part of the store, the server that receives them, and what it must
-// have been told.
+// Webhooks in a simulation: their part of the store, the server that receives their messages, and the check that it was
+// notified of what is true.
 
 const simSettle = 2 * time.Second // webhook-settle
 
-// simHooks tell the same receiver when somebody is on a page, how many are, and when a user comes and goes.
+// simHooks notify the same receiver when a page is occupied or empty, how many users it has, and when a user comes and
+// goes.
 var simHooks = sync.OnceValue(func() []*webhook.Hook {
 	hooks, err := webhook.Parse([]string{
 		"page:*=http://receiver.test/occupied", "count:*@1s=http://receiver.test/counts",
@@ -35,7 +36,7 @@ var simHooks = sync.OnceValue(func() []*webhook.Hook {
 
 var simHookKeys = [][]byte{[]byte("the secret of a receiver")}
 
-// about returns what an event is about: two of them, of which one undoes the other, are about the same.
+// about returns the subject of an event. Two events of which one undoes the other have the same subject.
 func about(e webhook.Event) string {
 	switch e.Type {
 	case webhook.Count:
@@ -47,10 +48,10 @@ func about(e webhook.Event) string {
 	}
 }
 
-// isOn reports whether an event says that somebody is there.
+// isOn reports whether an event says that somebody is present.
 func isOn(e webhook.Event) bool { return e.Type == webhook.Occupied || e.Type == webhook.Online }
 
-// receiver is the server that webhooks tell.
+// receiver is the server that webhooks notify.
 type receiver struct {
 	s *simulation
 
@@ -58,7 +59,7 @@ type receiver struct {
 	failing  bool       // some attempts fail
 	lostAt   time.Time  // when a single process lost its outbox
 	messages *webhooktest.Messages
-	told     map[string]webhook.Event // the newest event about something
+	told     map[string]webhook.Event // the newest event, by its subject
 }
 
 func newReceiver(s *simulation) *receiver {
@@ -86,7 +87,7 @@ type sender struct {
 
 var errTimedOut = errors.New("the receiver does not answer")
 
-// RoundTrip implements http.RoundTripper. An attempt may be refused, get no answer though it arrived, or not arrive.
+// RoundTrip implements http.RoundTripper. An attempt may be refused, may arrive without an answer, or may not arrive.
 func (w sender) RoundTrip(req *http.Request) (*http.Response, error) {
 	body, err := io.ReadAll(req.Body)
 	if err != nil {
@@ -130,7 +131,7 @@ func (w sender) RoundTrip(req *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: status, Body: http.NoBody, Request: req}, nil
 }
 
-// receive takes a message, and checks what holds for each.
+// receive takes a message, and checks what holds for every message.
 func (r *receiver) receive(id, body string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -140,7 +141,7 @@ func (r *receiver) receive(id, body string) {
 	}
 }
 
-// eventLocked takes an event that is new.
+// eventLocked takes an event that the receiver did not have yet.
 func (r *receiver) eventLocked(e webhook.Event) {
 	r.s.detail("the receiver is told: %s is %s", about(e), e.Type)
 	if e.Count != nil {
@@ -148,7 +149,7 @@ func (r *receiver) eventLocked(e webhook.Event) {
 	}
 
 	last := r.told[about(e)]
-	// One that a process has kept while the store lost it may come late.
+	// A process may have kept an event that the store has lost, and send it late.
 	if e.Timestamp.Before(last.Timestamp) && r.isLostLocked(e) {
 		return
 	}
@@ -163,16 +164,16 @@ func (r *receiver) eventLocked(e webhook.Event) {
 	}
 }
 
-// countLocked checks that the store had that count under that version.
+// countLocked checks that the store had the count of the event under the version of the event.
 func (r *receiver) countLocked(e webhook.Event) {
 	v, err := presence.ParseVersion(e.Version)
-	// After a loss a page without users has a version that no write has made.
+	// After a loss the version of a page without users comes from the repair, not from a write.
 	if err != nil || *e.Count != 0 && !r.s.store.past.isMade(e.Page, v, *e.Count) {
 		r.s.broken("–", "%s is told as %d, of version %s, which no write has made, %v", about(e), *e.Count, v, err)
 	}
 }
 
-// isLostLocked reports whether the store has lost since that the event was reported.
+// isLostLocked reports whether the store has lost data since the event was made.
 func (r *receiver) isLostLocked(e webhook.Event) bool {
 	r.s.store.mu.Lock()
 	lostAt := r.s.store.lostAt
@@ -184,8 +185,8 @@ func (r *receiver) isLostLocked(e webhook.Event) bool {
 	return !lostAt.IsZero() && !lostAt.Before(e.Timestamp)
 }
 
-// check waits until the receiver has been told what is true. That takes more than a minute if a process has died that
-// had noticed a departure, or if attempts failed some times in a row.
+// check waits until the receiver's newest events are true. That takes more than a minute if a process has died after it
+// noticed a departure, or if several attempts failed in a row.
 func (r *receiver) check() {
 	truth := r.s.crowd.truth()
 	wrong := r.wrong(truth)
@@ -198,7 +199,7 @@ func (r *receiver) check() {
 	}
 }
 
-// wrong returns what the receiver has not been told; empty: nothing.
+// wrong returns what the receiver wrongly has as its newest event; empty if all is right.
 func (r *receiver) wrong(truth map[string]map[string]struct{}) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -212,7 +213,7 @@ func (r *receiver) wrong(truth map[string]map[string]struct{}) string {
 			told = *count.Count
 		}
 
-		// Of a page that became empty while the store lost what was reported nobody is told.
+		// If a page becomes empty after the store has lost its report, there is no event.
 		isExcused := is == 0 && r.isLostLocked(page)
 		if isOn(page) != (is > 0) && !isExcused {
 			return fmt.Sprintf("of %d users on a page the last event is %+v", is, page)
@@ -226,7 +227,7 @@ func (r *receiver) wrong(truth map[string]map[string]struct{}) string {
 	for _, name := range r.s.crowd.names() {
 		_, is := truth[presence.AllPages][name]
 		last := r.told["user "+name]
-		// After a loss nobody is told of a user who leaves before it was told again that the user is here.
+		// If a user leaves after a loss and before the user is reported again, there is no event.
 		isExcused := !is && r.isLostLocked(last)
 		if isOn(last) != is && !isExcused {
 			return fmt.Sprintf("of %s, who is here: %t, the last event is %+v", name, is, last)
@@ -295,7 +296,7 @@ func (h *handle) Pages(ctx context.Context, fn func(pages []string)) error {
 	return h.call(ctx, func() error { return h.inner.Pages(ctx, fn) })
 }
 
-// hookBuckets passes on which buckets a dispatcher serves: webhooks count in those of a real cluster, and the
+// hookBuckets says which buckets a dispatcher serves. Webhooks count in the buckets of a real cluster, and the
 // simulation has fewer.
 type hookBuckets struct {
 	*webhook.Service

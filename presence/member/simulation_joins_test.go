@@ -8,13 +8,13 @@ import (
 	"headcount/presence/presencemem"
 )
 
-// past knows which users every version of a page's count includes. So the test can check that a count that a user
-// receives includes the user.
+// past knows which users are included in every version of a page's count. With it the test can check that a count that
+// a user receives includes the user.
 type past struct {
 	*sync.Mutex
 	members map[int][]presence.Member // by partition
 	users   map[string]map[presence.Version]map[presence.User]struct{}
-	counts  map[presence.Count]struct{} // pages, versions and numbers of users alone
+	counts  map[presence.Count]struct{} // what was counted: pages, versions and numbers of users
 }
 
 func newPast() past {
@@ -26,8 +26,8 @@ func newPast() past {
 	}
 }
 
-// write makes changes, and records the versions that they make. The lock is held meanwhile, because a user may be told
-// of a version before the write has returned.
+// write makes changes, and records the versions that they get. The lock is held meanwhile, because a user may receive a
+// version before the write has returned.
 func (p past) write(
 	ctx context.Context, store *presencemem.Store, changes []presence.Change,
 ) (outcomes []presence.Outcome) {
@@ -40,14 +40,14 @@ func (p past) write(
 			continue
 		}
 
-		// The members are read from the store, rather than computed from the change, so the test repeats no logic of
-		// the store.
+		// The members are read from the store, not computed from the change: the test must not repeat the store's
+		// logic.
 		snaps, err := store.Load(context.Background(), []presence.Claim{c.Claim})
 		must(err)
 		p.members[c.Partition] = snaps[0].Members
 	}
 
-	// Counts are recorded when all members are known: one count may include several partitions.
+	// Counts are recorded only now, with all members known: one count may include several partitions.
 	for _, o := range outcomes {
 		for _, c := range o.Counts {
 			p.record(c)
@@ -87,7 +87,7 @@ func (p past) lacks(page string, v presence.Version, u presence.User) bool {
 	return !has
 }
 
-// isMade reports whether a write has made that count under that version.
+// isMade reports whether a write has made that count, under that version.
 func (p past) isMade(page string, v presence.Version, users int64) bool {
 	p.Lock()
 	defer p.Unlock()

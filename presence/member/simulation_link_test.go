@@ -13,7 +13,7 @@ import (
 )
 
 // TestAStalledLinkUndoesNothing: calls about holds are stalled on their way to the owners, and their users give up. The
-// users then ask another gateway for the opposite and get an answer. When the link delivers the old calls, the answered
+// users then ask another gateway for the opposite and get an answer. When the old calls finally arrive, the answered
 // ones stand, even if the users gave up so early that the old calls are still in time.
 func TestAStalledLinkUndoesNothing(t *testing.T) {
 	for _, action := range []string{"increment", "decrement"} {
@@ -26,7 +26,7 @@ func TestAStalledLinkUndoesNothing(t *testing.T) {
 
 				asks, answers := s.where[0], s.where[1]
 				owners := s.members
-				if s.members[0].gateway != nil { // all have all roles: this one owns no user of the test
+				if s.members[0].gateway != nil { // all have all roles, and the asked one must own no user of the test
 					owners = slices.DeleteFunc(slices.Clone(owners), func(m *member) bool { return m.name == asks })
 				}
 
@@ -41,39 +41,39 @@ func TestAStalledLinkUndoesNothing(t *testing.T) {
 				for i := range 4 * simUsers {
 					u := newUser(fmt.Sprint("u", i))
 					if !ask(u, answers, opposite) {
-						t.Fatal("a call over a good link fails")
+						t.Fatal("a call over a good link failed")
 					}
 					stalled = append(stalled, u)
 				}
 
-				// Their calls over the cut link get no answer in time.
+				// The users' calls over the cut link get no answer in time.
 				for _, m := range owners {
 					s.net.cutLink(asks, m.name)
 				}
 
 				var all sync.WaitGroup
-				said := make([]bool, len(stalled)) // whether the call over the cut link was answered: its owner is asks
+				said := make([]bool, len(stalled)) // was the call answered, because asks itself owns the user?
 				for i, u := range stalled {
 					all.Go(func() { said[i] = ask(u, asks, action) })
 				}
 				all.Wait()
 
 				if !slices.Contains(said, false) {
-					t.Error("no call was stalled: this proves nothing")
+					t.Error("no call was stalled, so the test proves nothing")
 				}
 
-				// Now they say the opposite over a good link, and these calls are answered.
+				// Now the users ask for the opposite over a good link, and these calls are answered.
 				want := int64(0)
 				for _, u := range stalled {
 					if !ask(u, answers, opposite) {
-						t.Errorf("%s over a good link fails", opposite)
+						t.Errorf("%s over a good link failed", opposite)
 					}
 					if opposite == "increment" {
 						want++
 					}
 				}
 
-				// Only now do the old calls arrive.
+				// Only now the old calls arrive.
 				for _, m := range owners {
 					s.net.healLink(asks, m.name)
 				}
@@ -81,15 +81,15 @@ func TestAStalledLinkUndoesNothing(t *testing.T) {
 
 				counts, err := s.store.inner.Counts(t.Context(), []string{"a"})
 				if err != nil || counts[0].Users != want {
-					t.Errorf("%s after %s: %+v, %v; want %d", action, patience, counts, err, want)
+					t.Errorf("%s after %s: the counts are %+v, %v; want %d", action, patience, counts, err, want)
 				}
 			})
 		}
 	}
 }
 
-// TestTheClockOfTheStoreIsSet: the clock of the store goes an hour ahead, and back, as after a failover to a server
-// with another clock. Nobody who is present is missing from a count, and holds work again after a moment.
+// TestTheClockOfTheStoreIsSet: the store's clock jumps an hour ahead, and back, as after a failover to a server with
+// another clock. Nobody who is present is missing from a count, and a moment later holds work again.
 func TestTheClockOfTheStoreIsSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := clusterOf(5)
@@ -99,10 +99,11 @@ func TestTheClockOfTheStoreIsSet(t *testing.T) {
 		for i := range simUsers {
 			s.newVisitor(i, s.where[i%len(s.where)], "a")
 		}
+
 		time.Sleep(5 * time.Second)
 		s.crowd.begin(s.crowd.users)
 
-		// The clock goes ahead, back, behind the real time, and forward a little.
+		// The clock jumps ahead, back, behind the real time, and a little forward.
 		for _, jump := range []time.Duration{time.Hour, -time.Hour, -time.Hour, 20 * time.Second} {
 			s.store.mu.Lock()
 			s.store.clock += jump
@@ -114,7 +115,7 @@ func TestTheClockOfTheStoreIsSet(t *testing.T) {
 				t.Fatalf("%s: %s", jump, s.failure)
 			}
 
-			u := s.crowd.users[0] // already counted on this page
+			u := s.crowd.users[0] // counted on this page already
 			for _, action := range []string{"increment", "decrement"} {
 				body := `{"action":"` + action + `"}`
 				status, said := s.request(s.where[0], http.MethodPut, "/a/counter", u.token, body)
@@ -126,9 +127,9 @@ func TestTheClockOfTheStoreIsSet(t *testing.T) {
 	})
 }
 
-// TestADispatcherThatIsNotHeard: the dispatchers do not reach a gateway any more, but still reach the store. After
-// PresenceTimeout at the latest the gateway's counts are stale, also of pages that do not change. Soon after the link
-// is back they are exact and not stale. The other gateway is right all the time.
+// TestADispatcherThatIsNotHeard: no dispatcher reaches a certain gateway any more, but all reach the store. After
+// PresenceTimeout at the latest the gateway's counts are stale, also those of pages that do not change. Soon after the
+// link is back they are exact and not stale. The other gateway is right all the time.
 func TestADispatcherThatIsNotHeard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(seedOfRoles(presence.RoleDispatcher), false)
@@ -189,7 +190,7 @@ func TestADispatcherThatIsNotHeard(t *testing.T) {
 }
 
 // TestAFurtherTabAfterACut: the link between a gateway and the owners is cut until the gateway's users time out.
-// Further tabs of these users, during the cut and just after it, get no count that lacks their user, unless it is
+// Further tabs of these users, opened during the cut and just after it, get no count that lacks the user, unless it is
 // stale.
 func TestAFurtherTabAfterACut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -234,7 +235,7 @@ func TestAFurtherTabAfterACut(t *testing.T) {
 	})
 }
 
-// seedOfRoles returns a seed in which some members have that role alone.
+// seedOfRoles returns a seed in which some members have the given role alone.
 func seedOfRoles(role string) uint64 {
 	for seed := uint64(1); ; seed++ {
 		alone := func(m *member) bool { return slices.Equal(m.roles, []string{role}) }

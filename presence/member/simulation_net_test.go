@@ -26,11 +26,12 @@ type network struct {
 	seed    uint64
 	weather atomic.Pointer[weather]
 	// cuts maps a pair of names ([2]string) to a channel (chan struct{}) that is closed when the link is healed. Until
-	// then the first does not reach the second: datagrams are lost, and calls arrive afterwards, as TCP delivers them.
+	// then nothing from the first reaches the second: datagrams are lost, and calls arrive afterwards, as TCP delivers
+	// them.
 	cuts sync.Map
 
 	mu    sync.Mutex
-	lives map[string]*life // by name, the present one
+	lives map[string]*life // the present one of each name
 }
 
 // weather says which fractions of the datagrams are lost, repeated and late. Calls and connections, which use TCP, are
@@ -62,7 +63,7 @@ type life struct {
 	dead chan struct{}
 
 	mu       sync.Mutex
-	ice      chan struct{} // closed when it thaws; nil while it is not frozen
+	ice      chan struct{} // closed when the life is thawed; nil while it is not frozen
 	ends     map[*pipeEnd]struct{}
 	socket   *socket
 	listener *listener
@@ -75,7 +76,7 @@ type life struct {
 func (n *network) live(name string, incarnation uint64) *life {
 	l := &life{
 		name: name, net: n, dead: make(chan struct{}), ends: map[*pipeEnd]struct{}{},
-		// Each life has random numbers of its own: the order of its calls cannot change another's luck.
+		// Each life has random numbers of its own, so the order of its calls does not change those of other lives.
 		chance: chance(n.seed+incarnation, name),
 	}
 	l.socket = &socket{l: l, in: make(chan []byte, 4096), closed: make(chan struct{})}
@@ -94,7 +95,7 @@ func (n *network) find(name string) *life {
 	return n.lives[name]
 }
 
-// cut reports whether a link is cut, and returns what is closed when it is not any more.
+// cut reports whether a link is cut, and returns a channel that is closed when the link is healed.
 func (n *network) cut(from, to string) (healed chan struct{}, cut bool) {
 	until, cut := n.cuts.Load([2]string{from, to})
 	if !cut {
@@ -118,8 +119,8 @@ func (n *network) lost(from, to string) bool {
 	return cut
 }
 
-// kill ends the life at once. If the machine still works, it closes the connections, so that clients notice. Otherwise
-// clients just receive nothing any more.
+// kill ends the life at once. If noticed, the machine still works and closes the connections, so that clients notice.
+// Otherwise clients just receive nothing any more.
 func (l *life) kill(noticed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -135,8 +136,8 @@ func (l *life) kill(noticed bool) {
 	}
 }
 
-// freeze suspends the life. What it does at this moment it first does to the end: a goroutine that stops with a lock
-// would stop the clock with it, since who waits for a lock is not idle to synctest.
+// freeze suspends the life. What is being done at this moment is done to its end: a goroutine that stops with a lock
+// would stop the clock, since synctest does not take a goroutine that waits for a lock for idle.
 func (l *life) freeze() {
 	synctest.Wait()
 
@@ -181,7 +182,7 @@ func (l *life) pass() error {
 	}
 }
 
-// moving reports whether the life takes and sends datagrams.
+// moving reports whether the life receives and sends datagrams.
 func (l *life) moving() bool {
 	select {
 	case <-l.dead:
@@ -300,7 +301,7 @@ func (l *life) RoundTrip(req *http.Request) (*http.Response, error) {
 
 	healed, cut := l.net.cut(l.name, to.name)
 
-	// Of the calls that get lost, half do not arrive, and the other half arrive without getting an answer.
+	// Of the lost calls half do not arrive, and half arrive and lose their answer.
 	lost := l.net.weather.Load().lost
 	if luck < lost/8 {
 		return nil, syscall.ECONNRESET
@@ -309,11 +310,11 @@ func (l *life) RoundTrip(req *http.Request) (*http.Response, error) {
 
 	answer := make(chan *http.Response, 1)
 	go func() {
-		// The link may heal long after the caller gave up. The call then arrives all the same, as TCP delivers it.
+		// The link may heal long after the caller gave up. The call arrives all the same, as TCP delivers it.
 		if cut {
 			select {
 			case <-healed:
-			case <-l.dead: // and its connections with it
+			case <-l.dead: // its connections have ended with it
 				return
 			}
 		}

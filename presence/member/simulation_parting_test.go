@@ -9,8 +9,9 @@ import (
 	"headcount/webhook"
 )
 
-// TestWhoWasTimedOutIsToldOfAgain: a gateway and all nodes are parted until its users are timed out and webhooks say
-// so. The users stay on their page, and are told of as online again after that, without another join.
+// TestWhoWasTimedOutIsToldOfAgain: the links between a gateway and all nodes are cut until its users time out and
+// webhooks report that. The users stay on their page, and afterwards webhooks report them as online again, without
+// another join.
 func TestWhoWasTimedOutIsToldOfAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(seedOf(5), false) // gateways and nodes are apart
@@ -21,7 +22,7 @@ func TestWhoWasTimedOutIsToldOfAgain(t *testing.T) {
 		}
 		s.receiver.awaits(t, webhook.Online)
 
-		s.crowd.begin(nil) // nobody is held to stay counted
+		s.crowd.begin(nil) // in this round nobody has to stay counted
 		ways := s.waysToNodes(s.where[0])
 		for _, w := range ways {
 			s.net.cutLink(w[0], w[1])
@@ -52,7 +53,7 @@ func (s *simulation) waysToNodes(gateway string) (ways [][2]string) {
 	return ways
 }
 
-// awaits waits until the last event about each user with tabs is of that type. It takes two minutes at most.
+// awaits waits until the last event about each user with tabs has the given type. It waits for two minutes at most.
 func (r *receiver) awaits(t *testing.T, kind string) {
 	t.Helper()
 	late := ""
@@ -72,5 +73,5 @@ func (r *receiver) awaits(t *testing.T, kind string) {
 		}
 	}
 
-	t.Fatalf("%s is not %s", late, kind)
+	t.Fatalf("after two minutes the last event about %s is not %q", late, kind)
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // TestLeaversAreGoneInTimeWhileAProcessIsReplaced: a process with all roles leaves and is back within seconds, so its
-// partitions change their owner twice. A user who leaves at any moment of this is soon gone from the counts.
+// partitions change their owner twice. A user who leaves at any moment meanwhile is soon gone from the counts.
 func TestLeaversAreGoneInTimeWhileAProcessIsReplaced(t *testing.T) {
 	const limit = simGrace + 3*time.Second
 	worst := time.Duration(0)
@@ -29,8 +29,8 @@ func TestLeaversAreGoneInTimeWhileAProcessIsReplaced(t *testing.T) {
 	t.Logf("the last was gone %s after leaving", worst)
 }
 
-// TestLeaversAreGoneInTimeWhileAProcessIsKilledAndReplaced: the same with a process that is killed, and started again
-// before or after others notice. Its own users are like those of any dead gateway.
+// TestLeaversAreGoneInTimeWhileAProcessIsKilledAndReplaced: the same, but the process is killed, and is started again
+// before or after others notice. Its own users count as those of any dead gateway.
 func TestLeaversAreGoneInTimeWhileAProcessIsKilledAndReplaced(t *testing.T) {
 	const limit = 10 * time.Second
 	worst := time.Duration(0)
@@ -50,8 +50,9 @@ func TestLeaversAreGoneInTimeWhileAProcessIsKilledAndReplaced(t *testing.T) {
 	t.Logf("the last was gone %s after leaving", worst)
 }
 
-// replace replaces a process, which needs the given pause to start. Users leave from a second before until the process
-// has its partitions again. The result is the longest time for which one of them was still counted.
+// replace replaces a process, which takes the given pause to start. Users leave one after the other, from a second
+// before until the process has its partitions again. It returns the longest time for which a user who had left was
+// counted, and the user.
 func replace(killed bool, pause, moment time.Duration) (longest time.Duration, whose string) {
 	s := wholesOf(uint64(1 + moment/time.Millisecond))
 	defer s.end()
@@ -68,7 +69,7 @@ func replace(killed bool, pause, moment time.Duration) (longest time.Duration, w
 
 	// The users begin to leave a second before the process does.
 	done := make(chan struct{})
-	go func() { // ends when they are gone
+	go func() { // ends when all users are gone
 		defer close(done)
 		longest, whose = s.leaveOneByOne(100 * time.Millisecond)
 	}()
@@ -91,7 +92,7 @@ func replace(killed bool, pause, moment time.Duration) (longest time.Duration, w
 	return longest, whose
 }
 
-// leaveOneByOne makes the users leave their pages one after the other, with a message or by closing the tab, and waits
+// leaveOneByOne makes the users leave their pages one after the other, by a message or by closing the tab, and waits
 // until all are gone from the counts.
 func (s *simulation) leaveOneByOne(every time.Duration) (longest time.Duration, whose string) {
 	left := map[string]time.Time{} // by page
@@ -129,8 +130,8 @@ func (s *simulation) leaveOneByOne(every time.Duration) (longest time.Duration, 
 	return longest, whose
 }
 
-// TestEverybodySoonKnowsWhoLeaves: a process that leaves changes its lease at once, and a process that receives a
-// datagram from a process with another table reads the leases at once.
+// TestEverybodySoonKnowsWhoLeaves: a process that leaves writes that into its lease at once, and a process that
+// receives a datagram from a process with another table reads the leases at once. So all soon know who leaves.
 func TestEverybodySoonKnowsWhoLeaves(t *testing.T) {
 	for moment := range moments(6) {
 		synctest.Test(t, func(t *testing.T) {
@@ -138,7 +139,7 @@ func TestEverybodySoonKnowsWhoLeaves(t *testing.T) {
 			defer s.end()
 			for _, m := range s.members {
 				s.start(m)
-				time.Sleep(renewEvery / 4) // they renew at different times
+				time.Sleep(renewEvery / 4) // so that the processes renew their leases at different times
 			}
 
 			s.ready()
@@ -147,13 +148,13 @@ func TestEverybodySoonKnowsWhoLeaves(t *testing.T) {
 			}
 			time.Sleep(5*time.Second + time.Duration(moment)*renewEvery/6)
 
-			// Most processes have not renewed their leases in this time. They must know it from elsewhere.
+			// Most processes do not renew their leases in this time, so they must have learned it in another way.
 			s.leave(s.members[0])
 			time.Sleep(renewEvery / 3)
 
 			for _, m := range s.members[1:] {
 				if n := len(m.process.table.Load().PartitionsOf(s.members[0].name)); n > 0 {
-					t.Errorf("moment %d: %s sends the mail of %d partitions to the process that leaves",
+					t.Errorf("moment %d: in the table of %s the process that leaves still has %d partitions, want 0",
 						moment, m.name, n)
 				}
 			}

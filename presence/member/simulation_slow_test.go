@@ -9,8 +9,8 @@ import (
 	"headcount/presence"
 )
 
-// TestASlowStoreDeclaresNobodyDead: one process dies while all calls but those for leases take nearly as long as they
-// may. No other process is declared dead.
+// TestASlowStoreDeclaresNobodyDead: one process dies while all calls of the store, but those for leases, take nearly as
+// long as they may. No other process is declared dead.
 func TestASlowStoreDeclaresNobodyDead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s *simulation
@@ -23,7 +23,7 @@ func TestASlowStoreDeclaresNobodyDead(t *testing.T) {
 		s.watch(s.where, append([]string{"*"}, s.pages...))
 		time.Sleep(5 * time.Second)
 
-		// Only calls for leases stay fast: a store that delays those may well have processes declared dead.
+		// Calls for leases stay fast: if the store delayed those, processes could rightly be declared dead.
 		s.store.set(func() { s.store.slow = renewLimit - 10*time.Millisecond })
 
 		i := slices.IndexFunc(s.members, func(m *member) bool { return m.gateway != nil })
@@ -36,7 +36,8 @@ func TestASlowStoreDeclaresNobodyDead(t *testing.T) {
 				there := m.process.Members()
 				for _, o := range s.members {
 					if !slices.ContainsFunc(there, func(p presence.Process) bool { return p.Name == o.name }) {
-						t.Fatalf("%s after %s: %s takes %s for dead", dead.name, time.Since(begun), m.name, o.name)
+						t.Fatalf("%s died %s ago, and %s takes %s for dead",
+							dead.name, time.Since(begun), m.name, o.name)
 					}
 				}
 			}

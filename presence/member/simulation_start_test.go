@@ -39,7 +39,7 @@ func TestAClusterStartsFromNothing(t *testing.T) {
 			s.ready()
 
 			if took := time.Since(begun); took > 2500*time.Millisecond {
-				t.Errorf("%d processes were ready after %s", len(s.members), took)
+				t.Errorf("%d processes were ready after %s, want 2.5s at most", len(s.members), took)
 			}
 
 			time.Sleep(simQuiet)
@@ -51,8 +51,8 @@ func TestAClusterStartsFromNothing(t *testing.T) {
 	}
 }
 
-// TestRunningProcessesWinAfterALoss: a process with other settings starts at the moment
-// in which the store loses everything. It is refused, and the running processes continue.
+// TestRunningProcessesWinAfterALoss: a process with other settings starts at the very moment in which the store loses
+// everything. It is refused, and the running processes go on.
 func TestRunningProcessesWinAfterALoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := clusterOf(5)
@@ -67,10 +67,10 @@ func TestRunningProcessesWinAfterALoss(t *testing.T) {
 		select {
 		case err := <-stranger.refused:
 			if !errors.Is(err, presence.ErrFacts) {
-				t.Errorf("it ended with %v, want ErrFacts", err)
+				t.Errorf("the process with other settings ended with %v, want ErrFacts", err)
 			}
 		case <-time.After(5 * time.Second):
-			t.Error("it goes on")
+			t.Error("the process with other settings was not refused within 5 s")
 		}
 
 		stranger.life.kill(true)
@@ -79,22 +79,22 @@ func TestRunningProcessesWinAfterALoss(t *testing.T) {
 		s.ready()
 		s.check()
 		if s.failed() || s.store.facts != "settings" {
-			t.Errorf("%s; the facts are %q", s.failure, s.store.facts)
+			t.Errorf("broken: %q; the facts in the store are %q, want %q", s.failure, s.store.facts, "settings")
 		}
 	})
 }
 
-// TestANodeMayNotKnowAGateway: a gateway is suspended, the store is emptied, and a node starts, which cannot know that
-// gateway. The node may take over partitions before their owners have written them again, and complete them without the
-// gateway's users. No count falls all the same: the other owners know the gateway, and do not complete their partitions
-// before it is back.
+// TestANodeMayNotKnowAGateway: a gateway is suspended, the store is emptied, and a node starts that cannot know this
+// gateway. The node may take over partitions before their owners have written them again, and declare them complete
+// without the gateway's users. Still no count falls: the other owners know the gateway, and do not declare their
+// partitions complete before it is back.
 func TestANodeMayNotKnowAGateway(t *testing.T) {
 	for moment := range moments(12) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSimulation(seedOf(5), false) // gateways and nodes are apart
 			defer s.end()
 
-			late := s.leaveOutANode() // it starts only when the store has been emptied
+			late := s.leaveOutANode() // this node starts only when the store has been emptied
 			s.startAll()
 
 			s.watch(s.where, []string{presence.AllPages, "a"})
@@ -116,14 +116,14 @@ func TestANodeMayNotKnowAGateway(t *testing.T) {
 			s.ready()
 			s.check()
 			if s.failed() {
-				t.Errorf("%d: %s", moment, s.failure)
+				t.Errorf("moment %d: %s", moment, s.failure)
 			}
 		})
 	}
 }
 
 // TestAFormerLeaseEndsNoProcess: soon after a process was started again, Redis fails over to a replica that has the
-// lease of the former run instead of the new one. The process goes on.
+// lease of the former run instead of the new one. The process runs on.
 func TestAFormerLeaseEndsNoProcess(t *testing.T) {
 	for moment := range moments(9) {
 		synctest.Test(t, func(t *testing.T) {
@@ -139,7 +139,7 @@ func TestAFormerLeaseEndsNoProcess(t *testing.T) {
 			s.leave(again)
 			<-again.left
 
-			// The replica still has the lease from the end of the former run.
+			// The replica has the lease as it was at the end of the former run.
 			until := time.Now().Add(leaseTTL)
 			s.start(again)
 
@@ -158,8 +158,9 @@ func TestAFormerLeaseEndsNoProcess(t *testing.T) {
 	}
 }
 
-// TestAStartingProcessWaitsOutAnOutage: a node has its first lease when the store goes away, which then comes back
-// empty. The node has not watched meanwhile, so it takes no partitions as if no gateway lived.
+// TestAStartingProcessWaitsOutAnOutage: a node has just written its first lease when the store goes away. The store
+// comes back empty. The node could not watch the gateways meanwhile, so it does not take partitions as if there were
+// none.
 func TestAStartingProcessWaitsOutAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(seedOf(5), false) // gateways and nodes are apart
@@ -179,7 +180,7 @@ func TestAStartingProcessWaitsOutAnOutage(t *testing.T) {
 		synctest.Wait()
 		for partition := range simPartitions {
 			if late.node.Owns(partition) {
-				t.Errorf("it owns partition %d", partition)
+				t.Errorf("the node owns partition %d, want none", partition)
 			}
 		}
 

@@ -15,13 +15,13 @@ import (
 )
 
 // sharedStore is the store of one simulation: a presencemem store that can be unavailable, can lose everything, and has
-// the leases of the processes. Each life of a process uses it through a handle.
+// the leases of the processes. Each life of a process uses it through a handle of its own.
 type sharedStore struct {
 	partitions, buckets int
 	broken              func(promise, format string, args ...any) // called when an invariant is broken
 	log                 func(format string, args ...any)
 
-	mu         sync.Mutex // guards all below, and every call of inner
+	mu         sync.Mutex // guards the fields below, and every call of inner
 	inner      *presencemem.Store
 	generation uint64
 	void       uint64 // incarnation of pages without data, after a loss was repaired; otherwise 0
@@ -47,13 +47,13 @@ type simLease struct {
 	until time.Time
 }
 
-// writeRight is a claim of one partition, ordered by epoch over all generations.
+// writeRight is a claim of one partition. Over all generations a later claim has a higher epoch.
 type writeRight struct {
 	partition int
 	epoch     uint64
 }
 
-// try is a write that a node tried, and the error that refused it, if any.
+// try is a write that a node made, and the error that refused it, if any.
 type try struct {
 	sequence uint64
 	refused  error
@@ -77,7 +77,7 @@ func (s *sharedStore) fresh() *presencemem.Store {
 	return presencemem.New(presencemem.Config{Partitions: s.partitions, Buckets: s.buckets, PageDays: 10})
 }
 
-// set changes the store and has every subscription begin anew.
+// set changes the store, and makes every subscription begin anew.
 func (s *sharedStore) set(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,8 +93,8 @@ func (s *sharedStore) comeBack()         { s.set(func() { s.away, s.silent = fal
 // lose empties the store.
 func (s *sharedStore) lose() { s.loseAfter(time.Time{}) }
 
-// loseAfter empties the store, but for what it had of follows and changes at that moment. Nodes write presence again
-// anyway.
+// loseAfter empties the store, except for the follows and changes that it had at that moment. Nodes write presence
+// again anyway.
 func (s *sharedStore) loseAfter(moment time.Time) {
 	s.set(func() {
 		s.inner = s.fresh()
@@ -125,10 +125,10 @@ type handle struct {
 
 	mu    sync.Mutex
 	down  bool // the store is known to be away: calls fail without trying
-	known bool // the last state that was reported to the process
+	known bool // the state that was last reported to the process
 
-	accepted  bool      // under the store's lock, as below
-	factsFrom time.Time // since when there are none
+	accepted  bool      // this field and the next one: under the store's lock
+	factsFrom time.Time // since when the store has no facts
 }
 
 var _ Store = (*handle)(nil)
@@ -180,13 +180,13 @@ func (o *ownStore) Renew(
 }
 
 const (
-	storeLooks   = 250 * time.Millisecond // from one look whether the store answers to the next
+	storeLooks   = 250 * time.Millisecond // between two checks whether the store answers
 	storeTimeout = 3 * time.Second        // of a call without an answer
 	simFactsWait = 1600 * time.Millisecond
-	lostAnswers  = 0.02 // part of the calls that take effect and fail
+	lostAnswers  = 0.02 // share of the calls that take effect and report an error
 )
 
-// call runs do under the store's lock, after a delay like that of a network.
+// call runs do under the store's lock, after the delay of a network.
 func (h *handle) call(ctx context.Context, do func() error) error { return h.callAs(ctx, false, do) }
 
 func (h *handle) callAs(ctx context.Context, lease bool, do func() error) error {
@@ -205,7 +205,7 @@ func (h *handle) callAs(ctx context.Context, lease bool, do func() error) error 
 	down := h.down
 	h.mu.Unlock()
 
-	// This number decides at the end whether the answer is lost.
+	// The number luck decides whether the answer is lost in the end.
 	luck, delay := h.l.toss(time.Millisecond)
 	slow := h.slowness()
 	if !lease {
@@ -232,7 +232,7 @@ func (h *handle) callAs(ctx context.Context, lease bool, do func() error) error 
 		return fail()
 	}
 
-	// The call has taken effect. From here on it can only lose its answer.
+	// The call has taken effect. From here on only its answer can be lost.
 	_, delay = h.l.toss(time.Millisecond)
 	if wait(ctx, delay) != nil || h.l.pass() != nil {
 		return fail()
@@ -267,7 +267,7 @@ func (h *handle) run(ctx context.Context) {
 			h.state(!down)
 		}
 
-		// As with a real connection, the process learns of an outage only at the next look.
+		// As with a real connection, the process learns of an outage only at the next check.
 		_ = wait(ctx, storeLooks)
 	}
 }
@@ -298,7 +298,7 @@ func (h *handle) Claim(
 			h.owners[writeRight{c.Partition, c.Epoch}] = h.l
 		}
 
-		// The repair of a loss gives pages without data an incarnation above all those before it.
+		// The repair of a loss gives pages without data an incarnation above all earlier ones.
 		if again && h.void == 0 {
 			h.void = uint64(time.Now().UnixMilli())
 			h.unread.restored = false
@@ -383,8 +383,9 @@ func (h *handle) Write(ctx context.Context, changes []presence.Change) []presenc
 	return outcomes
 }
 
-// tries checks what a node must obey by itself, whatever the store refuses. It writes only under claims of its present
-// life, and writes nothing more once it has read that a claim is void. Each change under a claim has a higher number.
+// tries checks the rules that a node must keep by itself, even where the store would refuse the write. A node writes
+// only under claims of its present life, and no more once it knows that a claim is void. Each change under a claim has
+// a higher number than the one before.
 func (h *handle) tries(changes []presence.Change) {
 	h.sharedStore.mu.Lock()
 	defer h.sharedStore.mu.Unlock()
@@ -410,7 +411,7 @@ func (h *handle) tries(changes []presence.Change) {
 	}
 }
 
-// answered records which claims the node knows to be void.
+// answered records which claims are void, as the node now knows.
 func (h *handle) answered(changes []presence.Change, outcomes []presence.Outcome) {
 	h.sharedStore.mu.Lock()
 	defer h.sharedStore.mu.Unlock()
@@ -504,16 +505,15 @@ func (h *handle) Missing(
 	return missing, nil
 }
 
-// Watch implements presence.Feed. When the store goes away the subscription ends; a new
-// subscription begins with a Lost of every bucket. When the store is emptied the subscription
-// continues, and a bucket's next publication shows the gap.
+// Watch implements presence.Feed. When the store goes away the subscription ends; a new subscription begins with a Lost
+// of every bucket. When the store is emptied the subscription goes on, and a bucket's next publication shows the gap.
 func (h *handle) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) {
 	gap := map[int]bool{}
 	for first := true; ; {
 		h.sharedStore.mu.Lock()
 		inner, changed := h.inner, h.changed
 		away := h.away
-		prompt := h.lostAt.Equal(time.Now()) // nothing was published since
+		prompt := h.lostAt.Equal(time.Now()) // nothing has been published since the loss
 		h.sharedStore.mu.Unlock()
 
 		if away {
@@ -532,8 +532,8 @@ func (h *handle) Watch(ctx context.Context, buckets []int, fn func(presence.Publ
 			}
 		}
 
-		// A new inner store reports every bucket as lost. When nothing was published since the loss, a real store would
-		// not notice it yet: only its next publication shows the gap.
+		// A new inner store reports every bucket as lost. If nothing has been published since the loss, a real store
+		// does not notice it yet: only the bucket's next publication shows the gap.
 		swallow := map[int]bool{}
 		for _, b := range buckets {
 			swallow[b] = !first && prompt
@@ -551,7 +551,7 @@ func (h *handle) Watch(ctx context.Context, buckets []int, fn func(presence.Publ
 					return
 				}
 
-				// A publication of a frozen process waits, and one of a dead process is lost.
+				// A publication to a frozen process waits, and one to a dead process is lost.
 				_, delay := h.l.toss(time.Millisecond)
 				if wait(wctx, delay) != nil || h.l.pass() != nil {
 					return
@@ -605,7 +605,7 @@ func (h *handle) Renew(
 		}
 
 		h.accepted = true
-		if h.sharedStore.facts == "" { // after a loss, the first accepted process writes them
+		if h.sharedStore.facts == "" { // after a loss, the first accepted process writes the facts
 			h.sharedStore.facts = h.facts
 		}
 
@@ -620,7 +620,7 @@ func (h *handle) Renew(
 		}
 
 		slices.SortFunc(all, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
-		// Leases go by the real clock, so that a jump ends none of them.
+		// Leases use the real clock, so that a jump of the store's clock ends none of them.
 		at = now.Add(h.clock)
 
 		return nil

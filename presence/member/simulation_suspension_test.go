@@ -12,8 +12,8 @@ import (
 	"headcount/presence"
 )
 
-// TestNobodyIsHeldAfterGivingUp: a gateway is suspended while users ask it for holds. The
-// users give up and end the holds, at any gateway. No user may be present afterwards.
+// TestNobodyIsHeldAfterGivingUp: users ask a suspended gateway for holds. They give up and end the holds, at any
+// gateway. Afterwards no user may be present.
 func TestNobodyIsHeldAfterGivingUp(t *testing.T) {
 	alone := uint64(1)
 	for !newSimulation(alone, false).alone {
@@ -42,9 +42,9 @@ func TestNobodyIsHeldAfterGivingUp(t *testing.T) {
 				asking.Go(func() {
 					u := newUser(fmt.Sprint("u", i))
 					if ask(u, still.name, "increment") {
-						t.Errorf("%s: %s was answered", name, u.name)
+						t.Errorf("%s: a call of %s was answered by the suspended gateway", name, u.name)
 					}
-					// The last gateway may be the suspended one, if it is the only one.
+					// If there is only one gateway, this is the suspended one.
 					for !ask(u, s.where[len(s.where)-1], "decrement") {
 						time.Sleep(300 * time.Millisecond)
 					}
@@ -55,7 +55,7 @@ func TestNobodyIsHeldAfterGivingUp(t *testing.T) {
 			still.life.thaw()
 			asking.Wait()
 
-			// The gateway has now handled the calls whose users have long given up.
+			// By now the gateway has handled the calls whose users gave up long ago.
 			time.Sleep(simQuiet)
 			s.check()
 			if s.failed() {

@@ -49,11 +49,10 @@ import (
 )
 
 // The simulation runs a whole cluster in this process, with its own clock, network and store. Users come and go, and
-// everything fails. What must always be true is checked all the time, and the rest after every round. The seed decides
-// what happens and when. The scheduler decides the order of simultaneous events, unless make replay decides that, too.
+// everything fails. Some invariants are checked all the time, and the others after every round. The seed decides what
+// happens and when. The scheduler decides the order of simultaneous events, unless make replay decides that, too.
 
-// defaultSeeds is smaller with the race detector, which makes a seed six times slower. Those seeds look for races, and
-// the others for everything else.
+// defaultSeeds is smaller with the race detector, which makes a seed six times slower: those seeds look for races only.
 func defaultSeeds() int {
 	if testkit.Race {
 		return 30
@@ -109,12 +108,12 @@ func TestSimulation(t *testing.T) {
 	held, meant := simHeld.Load(), simMeant.Load()
 	t.Logf("%d of %d users who stayed were held to be counted all the time", held, meant)
 	if meant >= 1000 && 100*held < simShare*meant { // too few seeds say nothing about the share
-		t.Errorf("less than %d %% were held", simShare)
+		t.Errorf("%d of %d users who stay were checked all the time, want at least %d %%", held, meant, simShare)
 	}
 }
 
-// simShare is the least share, in percent, of the users who stay that the simulation
-// must hold to be counted all the time, over all seeds; simHeld and simMeant count them.
+// simShare is the least share, in percent, of the users who stay that the simulation must check all the time, over all
+// seeds. simMeant counts the users who stay, and simHeld those who were checked to the end.
 const simShare = 70
 
 var simHeld, simMeant atomic.Int64
@@ -134,8 +133,8 @@ func simulateSeed(t *testing.T, seed uint64) {
 	})
 }
 
-// moments yields the numbers below n, or with -short every third: the moments of an interval at which
-// something may happen.
+// moments yields the numbers below n, or with -short every third of them: moments of an interval at which something may
+// happen.
 func moments(n int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		step := 1
@@ -167,23 +166,23 @@ type simulation struct {
 	begun    time.Time
 	net      *network
 	store    *sharedStore
-	counters func() *pipeline.Counters // of all gateways; nobody changes any
+	counters func() *pipeline.Counters // of all gateways; no simulation changes a counter
 	crowd    *crowd
 	readers  *readers
 	pages    []string
 	where    []string // names of the gateways
-	alone    bool     // one process over a store of its own: it has no network, and its data ends with the process
+	alone    bool     // a single process with a store of its own and no network; its data ends with it
 
 	members  []*member
 	watchers []*user // one tab at each gateway, which receives all counts
 	apps     []*app
 	surfers  []*surfer
 	receiver *receiver
-	faults   []*fault // by their ends
-	made     int      // faults, and those that a replay leaves out
+	faults   []*fault // sorted by their ends
+	made     int      // number of faults, including those that a replay leaves out
 	history  []*fault
-	// zombies says that a former owner may have overwritten data of the next one. Ended holds may then exist again
-	// until they expire.
+	// zombies says that a former owner may have overwritten data of the next one. Then holds that were ended may exist
+	// again until they expire.
 	zombies bool
 	clients sync.WaitGroup // tabs, holds and drains
 	tabs    int
@@ -191,8 +190,8 @@ type simulation struct {
 	mu      sync.Mutex
 	lines   []string
 	failure string // the first invariant that was broken
-	// apart says, by gateway, until when an owner may not know the gateway's users because
-	// the two are partitioned.
+	// apart says, by gateway, until when an owner may not know the gateway's users, because the link between the two is
+	// cut.
 	apart map[string]time.Time
 }
 
@@ -200,7 +199,7 @@ type simulation struct {
 type member struct {
 	name  string
 	roles []string
-	facts string        // other settings than everybody has; empty: the same
+	facts string        // set for a process with other settings than the rest; empty: the same settings
 	skew  time.Duration // of its clock
 	*running
 }
@@ -219,14 +218,14 @@ type running struct {
 	frozen  bool
 }
 
-// look records that the member can do its roles, once it can.
+// look records that the member has been able to do its roles.
 func (m *member) look() {
 	if m.running != nil && !m.served {
 		m.served = m.process.Ready() == nil
 	}
 }
 
-// serves reports whether the member does its roles, as far as the store permits.
+// serves reports whether the member does the role, as far as the store permits.
 func (m *member) serves(role string) bool {
 	return slices.Contains(m.roles, role) && m.running != nil && m.served && !m.leaving && !m.frozen
 }
@@ -294,7 +293,7 @@ func (s *simulation) startAll() {
 	s.ready()
 }
 
-// newVisitor adds a user with one tab at the gateway, on the given pages. The user's name has the number n.
+// newVisitor adds the user number n, with one tab at the gateway, on the given pages.
 func (s *simulation) newVisitor(n int, gateway string, pages ...string) {
 	u := newUser(fmt.Sprint("u", n))
 	s.crowd.users = append(s.crowd.users, u)
@@ -307,7 +306,7 @@ func (s *simulation) log(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.replay {
-		fmt.Println(line) // at once, so that a panic loses nothing
+		fmt.Println(line) // printed at once, so that a panic loses nothing
 		return
 	}
 	s.lines = append(s.lines, line)
@@ -320,7 +319,7 @@ func (s *simulation) detail(format string, args ...any) {
 	}
 }
 
-// broken records that an invariant is broken, and which promise of docs/promises.md that breaks; "–" is none of these.
+// broken records that an invariant is broken, and the promise of docs/promises.md that it belongs to; "–" is none.
 func (s *simulation) broken(promise, format string, args ...any) {
 	text := promise + ": " + fmt.Sprintf(format, args...)
 	s.log("BROKEN %s", text)
@@ -332,7 +331,7 @@ func (s *simulation) broken(promise, format string, args ...any) {
 	}
 }
 
-// isApart reports whether an owner may not know the gateway's users because the two are partitioned.
+// isApart reports whether an owner may not know the gateway's users because the link between the two is cut.
 func (s *simulation) isApart(gateway string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -352,12 +351,12 @@ func (s *simulation) otherGateway(r *rand.Rand, than string) string {
 		return than
 	}
 
-	// The offset is at least 1, so the result differs from than.
+	// The offset is at least 1, so the result is not the gateway than.
 	i := slices.Index(s.where, than)
 	return s.where[(i+1+r.IntN(len(s.where)-1))%len(s.where)]
 }
 
-// watch adds a user at each of the gateways who watches the pages.
+// watch adds one user at each of the gateways, who watches the pages.
 func (s *simulation) watch(gateways, pages []string) {
 	for _, gw := range gateways {
 		u := newUser("watcher of " + gw)
@@ -400,7 +399,7 @@ func (s *simulation) run() {
 func (s *simulation) round(n int) {
 	var stayers []*user
 	for _, u := range s.crowd.users {
-		needed := len(u.tabs) > 0 && len(stayers) == 0 // a round in which nobody stays proves nothing
+		needed := len(u.tabs) > 0 && len(stayers) == 0 // somebody must stay, or the round proves nothing
 		if len(u.pages()) > 0 && (s.chance.IntN(3) > 0 || needed) {
 			stayers = append(stayers, u)
 		}
@@ -412,7 +411,7 @@ func (s *simulation) round(n int) {
 	s.log("round %d, for %s; %d of %d users stay", n, length, len(stayers), len(s.crowd.users))
 
 	for end := time.Now().Add(length); time.Now().Before(end) && !s.failed(); {
-		// Events are four a second on average, sometimes at nearly the same moment.
+		// There are four events a second on average, sometimes several at nearly the same moment.
 		time.Sleep(time.Duration(s.chance.ExpFloat64() * float64(250*time.Millisecond)))
 		s.healDue(time.Now())
 		for _, m := range s.members {
@@ -434,8 +433,8 @@ func (s *simulation) round(n int) {
 	}
 
 	held, meant := s.crowd.held()
-	// A single process takes everybody's presence with it when it fails. In a cluster, too, there are rounds in which
-	// faults excuse everybody, so what counts is the share of all rounds.
+	// When a single process fails, its data about all users is lost. In a cluster, too, faults excuse everybody in some
+	// rounds, so what counts is the share over all rounds.
 	if !s.alone {
 		simHeld.Add(int64(held))
 		simMeant.Add(int64(meant))
@@ -447,15 +446,15 @@ func (s *simulation) round(n int) {
 		u.rest()
 	}
 
-	// What is still broken is healed now, in the order in which it would have been.
+	// The faults that are left are healed now, in the order of their ends.
 	for len(s.faults) > 0 {
 		s.healDue(s.faults[0].until)
 	}
 	s.ready()
 }
 
-// failOnce breaks something, unless a replay leaves it out. Each fault has random numbers of its own, so that what is
-// left out changes little of the rest.
+// failOnce breaks something, unless a replay leaves it out. Each fault has random numbers of its own, so that leaving
+// one out changes little of the rest.
 func (s *simulation) failOnce() {
 	number := s.made
 	s.made++
@@ -474,7 +473,7 @@ func (s *simulation) failOnce() {
 func (s *simulation) quiet(round int) {
 	lasts := simQuiet
 
-	// Holds that a former owner wrote again end only when they expire.
+	// Ended holds that a former owner wrote again end only when they expire.
 	if s.zombies {
 		lasts = 3*simTimeout + simQuiet/2
 		s.zombies = false
@@ -482,7 +481,7 @@ func (s *simulation) quiet(round int) {
 
 	end := time.Now().Add(lasts)
 	for _, u := range s.surfers {
-		// A hold is expired a moment after its end, and counts follow.
+		// A hold expires a moment after its end, and then the counts follow.
 		end = slices.MaxFunc([]time.Time{end, u.heldUntil().Add(simQuiet / 2)}, time.Time.Compare)
 	}
 	for time.Now().Before(end) {
@@ -509,8 +508,8 @@ func (s *simulation) quiet(round int) {
 	s.log("round %d: all is right: %v", round, s.sizes())
 }
 
-// comeBack waits until all programs are connected. A client that was connected to a gateway which has died without a
-// word finds that out after three quarters of the quiet at most; then it may have to wait before it tries again.
+// comeBack waits until all programs are connected. A client whose gateway died without notice finds that out after
+// three quarters of simQuiet at most, and then may have to wait before it tries again.
 func (s *simulation) comeBack() {
 	late := false
 	isAway := func(a *app) bool { return !a.isConnected() }
@@ -532,7 +531,7 @@ func (s *simulation) sizes() map[string]int {
 	return sizes
 }
 
-// check compares with the model what the store, gateways, clients and owners know.
+// check compares what the store, gateways, clients and owners know with the model.
 func (s *simulation) check() {
 	truth := s.sizes()
 	names := append([]string{presence.AllPages}, s.pages...)
@@ -549,7 +548,7 @@ func (s *simulation) check() {
 
 	query := url.Values{"page": names}.Encode()
 	for _, gw := range s.where {
-		// Every gateway answers what the store has.
+		// The answer of every gateway is what the store has.
 		status, body := s.request(gw, http.MethodGet, "/-/counters?"+query, "", "")
 		var answer struct{ Counters []json.RawMessage }
 
@@ -580,7 +579,7 @@ func (s *simulation) check() {
 		u.check(truth)
 	}
 
-	// Asking one gateway for each page suffices: its answer is the sum over all gateways and owners.
+	// One gateway suffices for each page: its answer is the sum over all gateways and owners.
 	for i, page := range names {
 		s.checkExplained(s.where[i%len(s.where)], page, truth[page])
 	}
@@ -612,14 +611,14 @@ func (s *simulation) checkOwners() {
 	}
 }
 
-// explanation is what the owners and gateways together say of a count.
+// explanation is what the owners and gateways together say about a count.
 type explanation struct {
 	People, Held, Leaving, Connections int
 	Moving                             bool
 }
 
-// explained returns a gateway's explanation of a count, and how it was written. An owner may be writing that a hold was
-// renewed, so something may move for a moment.
+// explained returns a gateway's explanation of a count, and its text. An owner may be writing that a hold was renewed,
+// so the explanation may change for a moment.
 func (s *simulation) explained(gateway, page string) (e explanation, body []byte) {
 	for range 10 {
 		var status int
@@ -637,17 +636,18 @@ func (s *simulation) explained(gateway, page string) (e explanation, body []byte
 		if !e.Moving {
 			break
 		}
-		time.Sleep(137 * time.Millisecond) // what moves may come each 100 ms
+		time.Sleep(137 * time.Millisecond) // not a multiple of 100 ms, at which changes may recur
 	}
 
 	return e, body
 }
 
-// checkExplained checks what the owners and gateways together say of a count. Nothing moves, so it adds up.
+// checkExplained checks what the owners and gateways together say about a count. Nothing changes, so the parts must add
+// up.
 func (s *simulation) checkExplained(gateway, page string, users int) {
 	e, body := s.explained(gateway, page)
 
-	// Gateways count each join of a tab as a connection to the page, and to the site.
+	// Gateways count each join of a tab as a connection to the page and to the site.
 	tabs := 0
 	for _, u := range s.crowd.users {
 		for _, t := range u.tabs {
@@ -657,16 +657,20 @@ func (s *simulation) checkExplained(gateway, page string, users int) {
 					tabs++
 				}
 			}
+
 			t.mu.Unlock()
 		}
 	}
+
 	var clients [][]string
 	for _, u := range s.surfers {
-		clients = append(clients, u.pages()) // the tabs share one connection
+		clients = append(clients, u.pages()) // all pages of a program share one connection
 	}
+
 	for _, a := range s.apps {
 		clients = append(clients, a.pages())
 	}
+
 	for _, joined := range slices.Concat(clients...) {
 		if page == joined || page == presence.AllPages {
 			tabs++
@@ -715,7 +719,7 @@ func (t *tab) check(truth map[string]int) {
 	}
 }
 
-// explain logs where the members in the store differ from the model.
+// explain logs the members in the store that differ from the model.
 func (s *simulation) explain() {
 	names := map[presence.User]string{}
 	for _, u := range s.crowd.users {
@@ -727,7 +731,7 @@ func (s *simulation) explain() {
 
 	there := map[string]map[string]struct{}{}
 	for p := range simPartitions {
-		// The run is over, so this claim disturbs nobody.
+		// The run is over, so this claim takes the partition from nobody.
 		claims, err := s.store.inner.Claim(context.Background(), "", []int{p}, false)
 		must(err)
 		snaps, err := s.store.inner.Load(context.Background(), claims)
@@ -821,7 +825,7 @@ func (s *simulation) userActs(u *user) {
 	// left returns the pages where the user is present without that tab and, if hold is set, without the hold of page.
 	left := func(without *tab, hold bool) map[string]bool {
 		there := map[string]bool{}
-		// Only what is surely counted covers a page: settled tabs at gateways whose owners are in reach.
+		// Only a settled tab, at a gateway that reaches the owners, surely keeps its user counted.
 		for _, o := range u.tabs {
 			if o != without && o.settled() && !s.isApart(o.gateway()) {
 				for _, p := range o.joined() {
@@ -839,7 +843,7 @@ func (s *simulation) userActs(u *user) {
 		return there
 	}
 
-	// covered reports whether the user stays present on those of the pages where the user has to.
+	// covered reports whether the user stays present on those of the pages where the user has to stay.
 	covered := func(pages []string, there map[string]bool) bool {
 		return !slices.ContainsFunc(pages, func(p string) bool { return u.stays[p] && !there[p] })
 	}
@@ -896,8 +900,7 @@ func (s *simulation) userActs(u *user) {
 	}
 }
 
-// settled reports whether the tab has received the counts of its pages, so that its user is
-// known to be present.
+// settled reports whether the tab has received the counts of its pages: then its user is known to be present.
 func (t *tab) settled() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -924,7 +927,7 @@ type embeddable interface {
 
 // start begins a life of the member.
 func (s *simulation) start(m *member) {
-	// The process has the wall clock of its machine, which may be an hour off.
+	// The wall clock of the process's machine may be an hour off.
 	wall := func() time.Time { return time.Now().Add(m.skew) }
 	clock := &seal.Clock{}
 	incarnation := uint64(wall().UnixMilli())
@@ -936,7 +939,7 @@ func (s *simulation) start(m *member) {
 	}
 
 	l := s.net.live(m.name, incarnation)
-	elapsed := func() time.Duration { // a goroutine that reads it is suspended with the process
+	elapsed := func() time.Duration { // a goroutine that reads this clock is suspended with the process
 		_ = l.pass()
 		return time.Duration(time.Now().UnixNano())
 	}
@@ -979,7 +982,7 @@ func (s *simulation) start(m *member) {
 	var store embeddable = h
 	var outbox webhook.Store = hookStore{h}
 	if s.alone {
-		// The data of a process that is alone ends with the process.
+		// The data of a single process ends with it.
 		s.store.set(func() { s.store.inner = s.store.fresh() })
 		s.readers.lose(time.Time{})
 		s.receiver.lose()
@@ -1019,7 +1022,7 @@ func (s *simulation) start(m *member) {
 		}
 
 		wg.Go(func() { _ = srv.Serve(l.listener) })
-		// Handlers end before the process that they use.
+		// The handlers end before the process that they use.
 		stop := r.stop
 		r.stop = func() {
 			_ = srv.Close()

@@ -15,19 +15,20 @@ import (
 	"headcount/unread"
 )
 
-// This is what a simulation has of unread notifications: users who follow pages and read, a model of what they have not
-// read, and the changes and follows in the store.
+// Unread notifications in a simulation: users who follow pages and read them, a model of what is unread, and the
+// changes and follows in the store.
 //
-// The model knows nothing of levels and records. It goes by when each call began and when it was answered: a change
-// that began after the user had read is unread, and one that was answered before the user began to read is not. Of what
+// The model knows nothing of levels and records. It only knows when each call began and when it was answered: a change
+// that began after the user had read is unread, and one that was answered before the user began to read is not. If both
+// were under way at the same moment, either is right. So the model knows a number exactly, or within two bounds.
 // was under way at the same moment it asks for neither, so a number is known exactly or within two bounds.
 
 const (
 	// simReaders of the crowd follow pages. The last of them is the author of ownPage.
 	simReaders = 4
-	// ownPage is followed by its author alone, who alone changes it, and so never has anything unread.
+	// ownPage is followed and changed by its author alone, who so never has anything unread of it.
 	ownPage = "own"
-	// simNews is how many others they follow. Some of these change for the first time just before the store loses that.
+	// simNews is how many other pages they follow. Some change for the first time just before the store loses that.
 	simNews = 10
 	// readWithin is how long a read over the WebSocket may be under way: its gateway may stand still meanwhile.
 	readWithin = 20 * time.Second
@@ -42,11 +43,11 @@ type readers struct {
 	mu      sync.Mutex // guards the fields below
 	changes []*pageChange
 	steps   map[*user][]step // in the order in which they began
-	busy    map[*user]bool   // a step of the user is under way
+	busy    map[*user]bool   // users with a step under way
 	made    int              // calls
 	under   int              // calls that are under way
-	// Whatever is read and lost, most[user] is what can be unread at all: what others changed of pages that the user
-	// had ever asked to follow.
+	// most[user] is how much can be unread at all, whatever is read and lost: the changes by others of pages that the
+	// user had ever asked to follow.
 	most     map[*user]int64
 	followed map[*user][]string
 }
@@ -54,7 +55,7 @@ type readers struct {
 // period is from when a call was first made to when it was answered.
 type period struct {
 	begin, end time.Time // end is zero while it is under way
-	doubtful   bool      // the store may have lost it
+	doubtful   bool      // the store may have lost its effect
 }
 
 func (p *period) isOver() bool { return !p.end.IsZero() }
@@ -66,7 +67,7 @@ type pageChange struct {
 	by   *user // nil: nobody
 }
 
-// step is what a user did about a page, or about all pages: follow it, follow it no more, or read.
+// step is what a user did: follow a page, follow it no more, or read one page or all pages.
 type step struct {
 	*period
 	does stepKind
@@ -79,12 +80,12 @@ const (
 	follows stepKind = iota
 	unfollows
 	reads
-	mayRead // over the WebSocket: nothing says whether it was carried out
+	mayRead // over the WebSocket: no answer says whether it was carried out
 )
 
 func (one step) concerns(page string) bool { return one.page == page || one.page == "" }
 
-// simExact of the simJudged numbers at rest were known exactly.
+// simJudged counts the numbers that were checked at rest, and simExact those of them that the model knew exactly.
 var simExact, simJudged atomic.Int64
 
 func newReaders(s *simulation) *readers {
@@ -97,7 +98,7 @@ func newReaders(s *simulation) *readers {
 // users returns those who follow pages.
 func (r *readers) users() []*user { return r.s.crowd.users[:min(simReaders, len(r.s.crowd.users))] }
 
-// act has a user do something about notifications, or changes a page.
+// act makes a user do something about notifications, or changes a page.
 func (r *readers) act() {
 	u := r.users()[r.chance.IntN(simReaders)]
 	page := fmt.Sprint("news", r.chance.IntN(simNews))
@@ -133,6 +134,7 @@ func (r *readers) do(u *user, does stepKind, page string) {
 	if r.busy[u] {
 		return
 	}
+
 	r.busy[u] = true
 
 	method, path, body := http.MethodPut, "/-/me/follows/"+page, ""
@@ -151,12 +153,13 @@ func (r *readers) do(u *user, does stepKind, page string) {
 		status, _ := r.s.request(gateway, method, path, u.token, body)
 		return status
 	}, func() { r.busy[u] = false })
+
 	r.steps[u] = append(r.steps[u], step{p, does, page})
 	isNew := !slices.Contains(r.followed[u], page)
 	if does == follows && isNew {
 		r.followed[u] = append(r.followed[u], page)
 		for _, c := range r.changes {
-			// One that is under way may be made after the follow.
+			// A change that is under way may be made after the follow.
 			if c.page == page && c.by != u && !c.isOver() {
 				r.most[u]++
 			}
@@ -186,7 +189,7 @@ func (r *readers) change(page string, by *user) {
 	}
 }
 
-// repeatLocked makes a call, each time at some gateway and under the same key, until it is answered with success.
+// repeatLocked makes a call under one key, each time at some gateway, until it succeeds.
 func (r *readers) repeatLocked(what string, call func(gateway, key string) (status int), done func()) *period {
 	r.made++
 	r.under++
@@ -247,7 +250,7 @@ func (r *readers) idle() bool {
 	return r.under == 0
 }
 
-// lose forgets what was answered after a moment: the store has lost it.
+// lose marks what was answered after a moment as doubtful: the store has lost it.
 func (r *readers) lose(after time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -256,6 +259,7 @@ func (r *readers) lose(after time.Time) {
 	for _, c := range r.changes {
 		c.doubtAfter(after)
 	}
+
 	for u, steps := range r.steps {
 		r.steps[u] = slices.DeleteFunc(steps, func(one step) bool {
 			return one.does != mayRead && one.isOver() && one.begin.After(after)
@@ -266,7 +270,7 @@ func (r *readers) lose(after time.Time) {
 	}
 }
 
-// doubtAfter notes that the store has lost what it was told after a moment.
+// doubtAfter marks the period as doubtful if the store has lost what it received after the moment.
 func (p *period) doubtAfter(moment time.Time) {
 	stays := p.isOver() && p.end.Before(moment)
 	p.doubtful = p.doubtful || !stays
@@ -282,7 +286,7 @@ func (r *readers) told(by string, u *user, n int64) {
 	}
 }
 
-// check compares what everybody has with the model, at rest.
+// check compares the numbers of all users with the model, at rest.
 func (r *readers) check() {
 	for _, u := range r.users() {
 		least, most := r.bounds(u)
@@ -304,13 +308,14 @@ func (r *readers) check() {
 					gateway, answer.Count, u.name, least, most)
 			}
 
-			// Every tab has the number that is in the store, at whichever gateway.
+			// Every tab, at whichever gateway, has the number of the store.
 			for _, t := range u.tabs {
 				t.mu.Lock()
 				if !t.hasUnread || t.unread != answer.Count {
 					r.s.broken("newest", "%s at %s was last told that %d are unread (%t), and %s says %d",
 						t.name, t.at, t.unread, t.hasUnread, gateway, answer.Count)
 				}
+
 				t.mu.Unlock()
 			}
 		}
@@ -339,14 +344,14 @@ func (r *readers) boundsOfLocked(u *user, page string) (least, most int64) {
 		if !one.concerns(page) {
 			continue
 		}
-		isRead := one.does == mayRead // which is in doubt anyway
+		isRead := one.does == mayRead // this one is in doubt anyway
 		if one.doubtful && !isRead {
 			doubtful = append(doubtful, len(steps))
 		}
 		steps = append(steps, one)
 	}
 
-	// Each that the store may have lost it has, or has not.
+	// The store has lost each of the doubtful steps, or has not: all combinations are tried.
 	doubtful = doubtful[max(0, len(doubtful)-6):]
 	least = -1
 	for lost := range 1 << len(doubtful) {
@@ -369,9 +374,9 @@ func (r *readers) boundsOfLocked(u *user, page string) (least, most int64) {
 	return least, most
 }
 
-// unreadLocked returns what is unread of a page after these steps.
+// unreadLocked returns how much of a page is unread after these steps, at least and at most.
 func (r *readers) unreadLocked(u *user, page string, steps []step) (least, most int64) {
-	var seen *period // when all of before was seen; nil: the user does not follow the page
+	var seen *period // the read or follow since which changes are unread; nil: the user does not follow
 	for _, one := range steps {
 		switch one.does {
 		case follows:
@@ -386,6 +391,7 @@ func (r *readers) unreadLocked(u *user, page string, steps []step) (least, most 
 			}
 		}
 	}
+
 	if seen == nil {
 		return 0, 0
 	}
@@ -409,15 +415,15 @@ func (r *readers) unreadLocked(u *user, page string, steps []step) (least, most 
 	return least, most
 }
 
-// unreadData is what the store has of changes and follows besides the inner store.
+// unreadData is what the store knows of changes and follows in addition to the inner store.
 type unreadData struct {
 	log      []unreadWrite
 	before   map[string]int64 // by page: unread.Level.Before
-	restored bool             // it came back older, and no node has claimed it again: it could give lost versions again
+	restored bool             // came back older and not claimed again yet, so lost versions could be given again
 	closed   bool             // it accepts nothing, because it is about to be lost
 }
 
-// unreadWrite is a write that the store has made: of a change or, with a user, of a record.
+// unreadWrite is a write that the store has made: a change or, with a user, a record.
 type unreadWrite struct {
 	at     time.Time
 	page   string
@@ -426,8 +432,8 @@ type unreadWrite struct {
 	record unread.Record
 }
 
-// restoreUnread has an inner store that is empty come back with what was written up to a moment. As in Redis, all of
-// its versions are above those that were lost.
+// restoreUnread fills an inner store that is empty with what was written up to a moment. As in Redis, all its versions
+// are above those that were lost.
 func (s *sharedStore) restoreUnread(until time.Time) {
 	d := &s.unread
 	d.log = slices.DeleteFunc(d.log, func(w unreadWrite) bool { return w.at.After(until) })
@@ -477,7 +483,7 @@ func (h *handle) readUnread(ctx context.Context, read func() error) error {
 	})
 }
 
-// patchLevel gives a level what only a store has that loses data.
+// patchLevel gives a level what an inner store that was emptied lacks.
 func (h *handle) patchLevel(page string, l *unread.Level) {
 	l.Before = h.unread.before[page]
 	if l.Incarnation == 0 {

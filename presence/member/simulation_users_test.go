@@ -20,8 +20,7 @@ import (
 	"headcount/presence/node"
 )
 
-// This is the clients' side of a simulation: users with tabs and holds, and the model of which users are present on
-// each page.
+// The clients of a simulation: users with tabs and holds, and the model of which users are present on each page.
 
 const (
 	simPing   = 3 * time.Second // of the gateways
@@ -29,7 +28,7 @@ const (
 	handshake = time.Second // how long a client waits for a gateway
 )
 
-// user is one person. The tabs and holds define where the user is present.
+// user is one person, who is present where the tabs and holds are.
 type user struct {
 	name, token string
 	hash        presence.User
@@ -39,20 +38,20 @@ type user struct {
 	excused     bool            // not expected to stay in this round, see excuse
 }
 
-// crowd has all users, and the bounds of the counts that they may receive now.
+// crowd has all users, and the bounds of the counts that they may receive at present.
 type crowd struct {
 	s     *simulation
 	users []*user
 
 	mu      sync.Mutex
-	floor   map[string]int                 // by page: users that have been there all the time
-	ceiling map[string]map[string]struct{} // by page: users that may have been seen there in this round
+	floor   map[string]int                 // by page: how many users have been there all the time
+	ceiling map[string]map[string]struct{} // by page: users who may have been counted there in this round
 }
 
 // told checks a count that a user has received.
 func (c *crowd) told(by, page string, users int64, stale bool) {
 	c.mu.Lock()
-	// Users who stay are always counted. At most those are counted who were present at any time of the round.
+	// Users who stay are always counted. Others are counted at most if they were present at some time of the round.
 	least, most := int64(c.floor[page]), int64(len(c.ceiling[page]))
 	c.mu.Unlock()
 
@@ -110,12 +109,15 @@ func (c *crowd) truth() map[string]map[string]struct{} {
 			there[presence.AllPages][u.name] = struct{}{}
 		}
 	}
+
 	for _, u := range c.users {
 		arePresent(u, u.pages())
 	}
+
 	for _, a := range c.s.apps {
 		arePresent(a.user, a.pages())
 	}
+
 	for _, u := range c.s.surfers {
 		arePresent(u.user, u.pages())
 	}
@@ -147,7 +149,7 @@ func (c *crowd) begin(stayers []*user) {
 	defer c.mu.Unlock()
 
 	c.floor = map[string]int{}
-	c.ceiling = there // who is present now may be counted during the whole round, however soon they leave
+	c.ceiling = there // present users may be counted in the whole round, however soon they leave
 	for _, u := range c.users {
 		u.stays, u.excused = nil, false
 	}
@@ -164,8 +166,8 @@ func (c *crowd) begin(stayers []*user) {
 	}
 }
 
-// excuse stops the check that the user is counted all the time, because no process could have
-// known that the user stayed.
+// excuse ends the check that the user is counted all the time, because no process could have known that the user
+// stayed.
 func (c *crowd) excuse(u *user) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -182,7 +184,7 @@ func (c *crowd) excuse(u *user) {
 	c.s.detail("%s is not held to stay any more", u.name)
 }
 
-// spares reports whether the check applies to any user, with a tab, who is not one of these.
+// spares reports whether a user with a tab, other than these, is still checked.
 func (c *crowd) spares(these []*user) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -195,7 +197,7 @@ func (c *crowd) spares(these []*user) bool {
 	})
 }
 
-// forgetHolds stops the check for pages on which only a hold keeps the user present.
+// forgetHolds ends the check of users on pages where only a hold keeps them present.
 func (c *crowd) forgetHolds() {
 	for _, u := range c.users {
 		var joined []string
@@ -214,7 +216,7 @@ func (c *crowd) forgetHolds() {
 			}
 		}
 
-		// A user who stays on no page any more need not be counted on the site either.
+		// A user who stays on no page need not be counted on the site either.
 		if before > 0 && len(u.stays) == 0 && !u.excused {
 			c.floor[presence.AllPages]--
 		}
@@ -222,7 +224,7 @@ func (c *crowd) forgetHolds() {
 	}
 }
 
-// held returns how many users must be counted all the time, and how many were meant to be.
+// held returns how many users were checked all the time, and how many were meant to be.
 func (c *crowd) held() (held, meant int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -249,28 +251,28 @@ func (c *crowd) at(gateway string) (users []*user) {
 	return users
 }
 
-// tab is one client. It keeps a connection to some gateway, wants to be on pages, and connects again after each loss,
-// as the browser client does.
+// tab is one client. It keeps a connection to some gateway, wants to be on pages, and like the browser client it
+// reconnects after each loss.
 type tab struct {
 	s    *simulation
 	user *user
 	name string
 	home string // the only gateway it goes to; empty: to any
 
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards the fields below
 	chance  *rand.Rand
 	at      string // gateway connected to, or to try next
 	want    map[string]bool
 	watches []string
-	gone    bool // has been closed, or has vanished
+	gone    bool // the tab was closed, or has vanished
 	link    *link
 	last    map[string]seenCount // the counts received on this connection
 	arrival map[string]bool      // pages joined on this connection, until their first count that is not stale
 	unread  int64                // the number of notifications received on this connection
-	moved   chan struct{}        // holds one: at or gone has changed
+	moved   chan struct{}        // has room for one: at or gone has changed
 	pause   time.Duration        // before it connects again
 
-	hasUnread bool // unread was received
+	hasUnread bool // whether unread was received
 }
 
 type seenCount struct {
@@ -282,7 +284,7 @@ type seenCount struct {
 // link is one connection of a tab.
 type link struct {
 	end  *pipeEnd
-	out  chan []byte // frames; a writer that is behind costs the connection
+	out  chan []byte // frames; a full channel costs the connection
 	done chan struct{}
 	once sync.Once
 }
@@ -350,7 +352,7 @@ func (t *tab) join(page string) {
 	t.mu.Lock()
 
 	defer t.mu.Unlock()
-	// A page that is joined already gets no first count again.
+	// Joining a page again brings no first count again.
 	t.arrival[page] = t.arrival[page] || !t.want[page]
 	t.want[page] = true
 	t.say(`{"type":"join","page":"` + page + `"}`)
@@ -365,7 +367,7 @@ func (t *tab) leave(page string) {
 	t.say(`{"type":"leave","page":"` + page + `"}`)
 }
 
-// say sends a message on the present connection. The caller has mu.
+// say sends a message on the present connection. The caller holds mu.
 func (t *tab) say(text string) {
 	if t.link == nil {
 		return
@@ -449,8 +451,7 @@ func (t *tab) run() {
 
 var errRefused = errors.New("refused")
 
-// connect makes one connection and serves it until it ends. The error is nil when the
-// tab ended it.
+// connect makes one connection and serves it until it ends. The error is nil if the tab ended it.
 func (t *tab) connect(gateway string) error {
 	end, err := t.s.net.dial(gateway)
 	if err != nil {
@@ -554,6 +555,7 @@ func (t *tab) read(l *link, r *bufio.Reader) error {
 				}
 			}
 			t.mu.Unlock()
+
 		case 1:
 			if err := t.frame(l, body); err != nil {
 				return err
@@ -587,6 +589,7 @@ func (t *tab) frame(l *link, body []byte) error {
 			t.mu.Unlock()
 			return errSentAway
 		}
+
 	case "error":
 		t.s.broken("–", "%s got %s", t.name, body)
 	case "count":
@@ -609,6 +612,7 @@ func (t *tab) count(l *link, page string, users int64, version string, stale boo
 	if err != nil {
 		t.s.broken("–", "%s: %v", t.name, err)
 	}
+
 	t.s.crowd.told(t.name, page, users, stale)
 
 	t.mu.Lock()
@@ -669,13 +673,13 @@ type hold struct {
 	s    *simulation
 	user *user
 	page string
-	wake chan struct{} // holds one: on has changed
+	wake chan struct{} // has room for one: on has changed
 
 	mu     sync.Mutex
 	chance *rand.Rand
-	on     bool // wanted
-	is     bool // it may be held
-	kept   bool // it is held for sure
+	on     bool // the user wants the hold
+	is     bool // the hold may exist
+	kept   bool // the hold exists for sure
 	gone   bool
 }
 
@@ -731,7 +735,7 @@ func (h *hold) end() {
 }
 
 // lapse records that the hold could not be renewed in time, because the store was unavailable or gateways were
-// suspended. So the hold need not be counted any more.
+// suspended. From then on it need not be counted.
 func (h *hold) lapse() {
 	h.mu.Lock()
 	on := h.on && !h.gone
@@ -771,9 +775,10 @@ func (h *hold) run() {
 			h.mu.Unlock()
 			lapse.Stop()
 			if on {
-				// The owner counts the hold from when the call was made.
+				// The time of a hold begins when its call is made.
 				lapse.Reset(node.HoldTime(h.s.timeout) - time.Since(begun))
 			}
+
 		default:
 			pause = 300 * time.Millisecond
 		}
@@ -783,6 +788,7 @@ func (h *hold) run() {
 		case <-timer.C:
 		case <-h.wake:
 		}
+
 		timer.Stop()
 	}
 }
@@ -794,7 +800,7 @@ func (h *hold) put(gateway string, on bool) bool {
 		action = "increment"
 		h.mu.Lock()
 
-		h.is = true // it may take effect whatever the answer is
+		h.is = true // the call may take effect, whatever its answer is
 		h.mu.Unlock()
 	}
 
@@ -836,7 +842,7 @@ func counterOf(body []byte) (presence.Count, error) {
 	return presence.Count{Page: m.Page, Users: m.Count, Version: v, Stale: m.Stale}, err
 }
 
-// request makes one HTTP request. Status 0 says that there was no answer.
+// request makes one HTTP request. Status 0 means that there was no answer.
 func (s *simulation) request(
 	gateway, method, path, token, body string, headers ...string,
 ) (status int, answer []byte) {
@@ -855,7 +861,7 @@ func (s *simulation) requestWithin(
 	_ = end.SetDeadline(time.Now().Add(patience))
 
 	var b strings.Builder
-	// The request is written by hand, as the connection is no real one.
+	// The request is written by hand: net/http knows no connections of this kind.
 	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\nContent-Length: %d\r\n",
 		method, path, gateway, len(body))
 	if token != "" {
