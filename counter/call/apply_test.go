@@ -16,7 +16,8 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// forgetful makes changes, and remembers no idempotency key of a batch: as if its caller died before it asked for that.
+// forgetful is an owner that makes a batch without its idempotency key: as if the caller had died before it sent the
+// key.
 type forgetful struct{ owner *owner.Owner }
 
 func (f forgetful) OwnerOf(int) call.Owner { return f }
@@ -29,15 +30,15 @@ func (f forgetful) Do(ctx context.Context, c owner.Call) (owner.Answer, error) {
 	return f.owner.Do(ctx, c)
 }
 
-// emptied has no rows for those who read. The owner goes on with what is in its memory.
+// emptied is a store in which readers find no rows. The owner goes on with the rows in its memory.
 type emptied struct{ rows.Store }
 
 func (emptied) Read(_ context.Context, addresses []rows.Address) []rows.Found {
 	return make([]rows.Found, len(addresses))
 }
 
-// TestTheOwnerRefusesABatch: whether a batch of exact counters is refused depends on its owner alone, which knows
-// whether it is a repetition, and what the counters are. A reader knows neither.
+// TestTheOwnerRefusesABatch: only the owner decides whether a batch of exact counters is refused, since only the owner
+// knows whether it is a repetition, and the present values.
 func TestTheOwnerRefusesABatch(t *testing.T) {
 	rules := counter.BuiltinRules()
 	seats := rules.Find("stock:1")
@@ -68,22 +69,22 @@ func TestTheOwnerRefusesABatch(t *testing.T) {
 		}
 
 		if r := apply(store, batch("in", 3)); r.Err != nil || r.Replay {
-			t.Fatalf("six come in: %+v", r)
+			t.Fatalf("adding six: %+v, want success", r)
 		}
 		if r := apply(emptied{store}, batch("out", -3)); r.Err != nil || r.Replay {
-			t.Errorf("all six go out, while readers see none: %+v", r)
+			t.Errorf("taking all six while readers see none: %+v, want success", r)
 		}
 		if r := apply(store, batch("out", -3)); r.Err != nil || !r.Replay {
-			t.Errorf("the same again: %+v", r)
+			t.Errorf("taking six again under the same key: %+v, want a replay", r)
 		}
 		if r := apply(store, batch("more", -3)); !errors.Is(r.Err, counter.ErrBound) {
-			t.Errorf("more than there are: %+v", r)
+			t.Errorf("taking more than there are: %+v, want ErrBound", r)
 		}
 	})
 }
 
-// TestABatchThatOverflows is not made at all, also if two changes of one counter exceed 64 bits only together, and
-// another partition has room for its part.
+// TestABatchThatOverflows: nothing of the batch is made, even if two changes of one counter exceed 64 bits only
+// together, and the counter in another partition has room for its part.
 func TestABatchThatOverflows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := calledBy(t, rowsmem.New(rowsmem.Config{}), countertest.Rules, owner.Config{Name: "only"})
@@ -97,11 +98,11 @@ func TestABatchThatOverflows(t *testing.T) {
 		}
 		batch.Changes = append(batch.Changes, add("s:full", math.MaxInt64), add("s:full", 1))
 		if r := s.Apply(t.Context(), []counter.Op{batch})[0]; !errors.Is(r.Err, counter.ErrOverflow) {
-			t.Errorf("got %+v", r)
+			t.Errorf("got %+v, want ErrOverflow", r)
 		}
 
 		if sum, err := s.Aggregate(t.Context(), "s:"); err != nil || sum.Counters != 0 {
-			t.Errorf("the counters are %+v, %v", sum, err)
+			t.Errorf("the counters are %+v, %v; want none", sum, err)
 		}
 	})
 }

@@ -9,7 +9,7 @@ import (
 	"headcount/counter"
 )
 
-// BenchmarkIncrement makes embedded increments, of one key and of many, as the program without a store does.
+// BenchmarkIncrement measures increments of one key, and of many, in the memory of the process.
 func BenchmarkIncrement(b *testing.B) {
 	rules := counter.BuiltinRules()
 	for _, keys := range []int{1, 100_000} {
@@ -40,7 +40,7 @@ func increment(b *testing.B, store counter.Writer, rules *counter.Rules, keys in
 	b.ReportMetric(float64(cpu(b)-before)/float64(b.N), "cpu-ns/op")
 }
 
-// cpu returns what this process has used of the processors, which the time on a busy machine does not say.
+// cpu returns how much processor time this process has used. On a busy machine the elapsed time says little.
 func cpu(b *testing.B) time.Duration {
 	b.Helper()
 	var used syscall.Rusage

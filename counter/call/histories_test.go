@@ -19,8 +19,8 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// A history is a random sequence of operations, reads and waits. It is made in two stores, the one in memory and one
-// that encodes, forgets and reads again, and every answer must be the same. The seed decides everything.
+// A history is a random sequence of operations, reads and waits. It runs on two stores: one keeps everything in memory,
+// and the other encodes, forgets and reads again. Every answer must be the same. The seed decides everything.
 
 var (
 	histories    = flag.Int("histories", 300, "number of random histories")
@@ -50,8 +50,8 @@ func eachHistory(t *testing.T, run func(t *testing.T, seed uint64)) {
 	}
 }
 
-// historyRules has a rule for each kind, and one with bounds. Counters of one prefix may get operations of another
-// kind.
+// historyRules has a rule for each kind, and one with bounds. A counter may also get operations of another kind than
+// that of its prefix.
 var historyRules = func() *counter.Rules {
 	rules, err := counter.ParseRules([]byte(`{"rules":[
 		{"match":"sum:*","kind":"sum","buckets":["1s:1m","1m:2h","1h:90d"],"dimensions":["country","os"],"top":true},
@@ -71,7 +71,7 @@ type history struct {
 	rand  *rand.Rand
 	is    counter.Store
 	want  counter.Store
-	many  []string // members, more than one row of a set or of registers has
+	many  []string // more members than one row of a set or of registers has
 	steps int
 }
 
@@ -86,7 +86,7 @@ func newHistory(t *testing.T, seed uint64) *history {
 		sweep = time.Minute
 	}
 	switch seed % 2 {
-	case 0: // a cache that forgets all the time
+	case 0: // a memory so small that the owner forgets all the time
 		cfg := owner.Config{Name: "only", VerifyEvery: -1, SweepEvery: sweep, Memory: 4 << 10}
 		h.is = openedOver(t, rowsmem.New(rowsmem.Config{}), historyRules, cfg)
 	default:
@@ -112,19 +112,20 @@ func (h *history) run() {
 			h.read()
 		}
 	}
+
 	for _, key := range h.keys() {
 		h.readKey(key)
 	}
 }
 
-// pause is a time in which nothing happens, or much expires.
+// pause returns a time to wait: none, or long enough for much to expire.
 func (h *history) pause() time.Duration {
 	most := []int{5_000, 5_000, 120_000, 120_000, 2 * 3_600_000, 26 * 3_600_000}[h.rand.IntN(6)]
 
 	return time.Duration(1+h.rand.IntN(most)) * time.Millisecond
 }
 
-// same compares two answers.
+// same compares the answers of the two stores.
 func (h *history) same(what string, is, want any) {
 	h.t.Helper()
 	if !reflect.DeepEqual(is, want) {
@@ -132,7 +133,7 @@ func (h *history) same(what string, is, want any) {
 	}
 }
 
-// fault returns what can be compared of an error.
+// fault returns the part of an error that both stores must have in common.
 func fault(err error) any {
 	var conflict *counter.Conflict
 	if errors.As(err, &conflict) {
@@ -142,7 +143,7 @@ func fault(err error) any {
 	return err != nil
 }
 
-// plain returns a counter as it must be in both stores. The incarnations differ: one is an epoch.
+// plain returns a counter without its incarnation, which differs: in one of the stores it is an epoch.
 func plain(c counter.Counter) counter.Counter {
 	c.Version.Incarnation = min(c.Version.Incarnation, 1)
 	c.Updated = c.Updated.UTC()
@@ -182,7 +183,7 @@ func (h *history) apply() {
 		what := fmt.Sprintf("op %d of %+v", i, ops)
 		h.same(what, fault(is[i].Err), fault(want[i].Err))
 		h.same(what, is[i].Replay, want[i].Replay)
-		if len(ops) == 1 { // several may be answered with what they lead to together
+		if len(ops) == 1 { // the answer to several may have what they lead to together
 			h.same(what, plainAll(is[i].Counters), plainAll(want[i].Counters))
 		}
 	}
@@ -221,7 +222,7 @@ func (h *history) op() counter.Op {
 	return op
 }
 
-// of completes a change with a rule for the key: its own, or now and then that of another kind which is kept in the
+// of completes a change with a rule for the key: its own, or now and then one of another kind that is stored in the
 // same place.
 func (h *history) of(key string, c counter.Change) counter.Change {
 	c.Key = key
@@ -245,7 +246,7 @@ func (h *history) add(key string) counter.Change {
 	return c
 }
 
-// batch returns additions, of exact counters or of none.
+// batch returns additions, either of exact counters alone or of none.
 func (h *history) batch() (changes []counter.Change) {
 	keys := pick(h, []string{"sum:a", "sum:b", "sum:c", "likes:a"}, []string{"stock:a", "stock:b", "other:a"})
 	for range 1 + h.rand.IntN(6) {
@@ -290,7 +291,7 @@ func (h *history) limit() {
 	h.same(fmt.Sprintf("%+v", calls), is, want)
 }
 
-// top marks candidates, closes a step, and reads both.
+// top marks candidates of a top list, ends a step, and reads both.
 func (h *history) top() {
 	ctx := h.t.Context()
 	match := pick(h, "sum:*", "other")
@@ -355,16 +356,19 @@ func (h *history) read() {
 		size, _ := h.is.Size(ctx, prefix)
 		wantSize, _ := h.want.Size(ctx, prefix)
 		h.same("size of "+prefix, size, wantSize)
+
 	case 1:
 		is, _, _ := h.is.Sets(ctx, "")
 		want, _, _ := h.want.Sets(ctx, "")
 		slices.Sort(is)
 		slices.Sort(want)
 		h.same("sets", is, want)
+
 	case 2:
 		is, _ := h.is.Running(ctx, h.keys(), time.Minute)
 		want, _ := h.want.Running(ctx, h.keys(), time.Minute)
 		h.same("running", is, want)
+
 	default:
 		h.readKey(h.key())
 	}
@@ -390,15 +394,17 @@ func (h *history) readKey(key string) {
 		for value, n := range want.Values {
 			h.same(name+" of "+key+": "+value, is.Values[value], n)
 		}
+
 		h.same(name+" of "+key, is.Other, want.Other)
 		h.same(name+" of "+key, errIs, errWant)
 	}
+
 	for _, step := range []time.Duration{time.Second, time.Minute, time.Hour} {
 		h.same(fmt.Sprint(step, " of ", key), h.gains(h.is, key, step), h.gains(h.want, key, step))
 	}
 }
 
-// ledger returns the entries of a counter that are kept, by any rule.
+// ledger returns the entries of a counter that must exist under every rule.
 func (h *history) ledger(s counter.Store, key string) []counter.Entry {
 	page, err := s.Ledger(h.t.Context(), key, 0, counter.MaxLedger)
 	if err != nil {
@@ -414,19 +420,20 @@ func (h *history) ledger(s counter.Store, key string) []counter.Entry {
 	return append([]counter.Entry{}, entries...)
 }
 
-// gains returns what a counter gained in each step that is kept; of a unique, the estimates.
+// gains returns what a counter gained in each step that is kept; for a unique, the estimates.
 func (h *history) gains(s counter.Store, key string, step time.Duration) map[int64]int64 {
 	_, gains, err := s.History(h.t.Context(), key, step, 0, math.MaxUint32)
 	if err != nil {
 		h.t.Fatal(err)
 	}
 
-	// The rule that a time bucket was made under says how long it is kept; all rules keep a length for the same time.
+	// How long a time bucket is kept depends on the rule it was made under. All rules agree for buckets of one length.
 	kept := map[time.Duration]time.Duration{
 		time.Second: time.Minute,
 		time.Minute: 2 * time.Hour,
 		time.Hour:   90 * 24 * time.Hour,
 	}
+
 	all := map[int64]int64{}
 	for _, gain := range gains {
 		if !counter.ForgetAt(gain.Number, step, kept[step]).After(time.Now()) {

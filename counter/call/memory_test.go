@@ -14,7 +14,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// A sum that is touched takes at most 200 bytes, with its key and its place in the map.
+// A sum that is touched takes at most 200 bytes of memory, including its key and its place in the map.
 func TestMemoryOfASum(t *testing.T) {
 	const counters = 100_000
 	rules := counter.BuiltinRules()
@@ -27,14 +27,16 @@ func TestMemoryOfASum(t *testing.T) {
 			{Key: fmt.Sprint("views:", n), Rule: rule, Verb: counter.Add, Delta: 1},
 		}}})
 	}
+
 	each := (testkit.Heap() - before) / counters
 	if each > 200 {
-		t.Errorf("a sum takes %d bytes", each)
+		t.Errorf("a sum takes %d bytes, want 200 at most", each)
 	}
+
 	runtime.KeepAlive(s)
 }
 
-// At the bound of their memory new states of limits are refused, those that are there go on, and what has expired makes
+// At the bound of their memory, states of further limits are refused, existing states work on, and expired ones make
 // room.
 func TestLimitsInMemoryAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -51,21 +53,23 @@ func TestLimitsInMemoryAreBounded(t *testing.T) {
 				n++
 				key = fmt.Sprint("k", n)
 			}
+
 			keys = append(keys, key)
 		}
 
 		last := keys[len(keys)-1]
 		if len(keys) < 10_000 || !errors.Is(take(last).Err, counter.ErrBusy) {
-			t.Errorf("state %d is refused, with %v", len(keys), take(last).Err)
+			t.Errorf("limit %d is refused with %v, want ErrBusy, and not before limit 10,000",
+				len(keys), take(last).Err)
 		}
 		if r := take(keys[0]); r.Err != nil || !r.Allowed {
-			t.Errorf("a state that is there: %+v", r)
+			t.Errorf("an existing limit: %+v, want it allowed", r)
 		}
 
 		time.Sleep(time.Hour + 3*time.Minute)
 		synctest.Wait()
 		if r := take(last); r.Err != nil || !r.Allowed {
-			t.Errorf("when others have expired: %+v", r)
+			t.Errorf("when others have expired: %+v, want it allowed", r)
 		}
 	})
 }

@@ -15,7 +15,7 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// mute is the way to an owner that makes calls and whose answers are lost, while it is mute.
+// mute is the way to an owner. While it is mute the owner makes the calls, and their answers are lost.
 type mute struct {
 	countertest.Everywhere
 	isMute bool
@@ -35,7 +35,8 @@ func (m *mute) Do(ctx context.Context, c owner.Call) (owner.Answer, error) {
 	return answer, err
 }
 
-// TestACallAfterOneThatWasGivenUp: the owner makes it, and does not take it for a repetition of the one before.
+// TestACallAfterOneThatWasGivenUp: the owner makes the call, and does not take it for a repetition of the one that was
+// given up.
 func TestACallAfterOneThatWasGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := owner.New(rowsmem.New(rowsmem.Config{}), owner.Config{Name: "only"})
@@ -54,8 +55,9 @@ func TestACallAfterOneThatWasGivenUp(t *testing.T) {
 			way.isMute = true
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			if _, err := caller.Do(ctx, one); !errors.Is(err, counter.ErrUnavailable) {
-				t.Errorf("without an answer: %v", err)
+				t.Errorf("without an answer Do returns %v, want ErrUnavailable", err)
 			}
+
 			cancel()
 
 			way.isMute = false
@@ -63,9 +65,9 @@ func TestACallAfterOneThatWasGivenUp(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// The call that was given up was made, too.
+			// The call that was given up was made as well.
 			if is := answer.Results[0].Counters[0].Value; is != 2*n+2 {
-				t.Errorf("after %d calls the counter is %d", 2*n+2, is)
+				t.Errorf("the counter is %d, want %d", is, 2*n+2)
 			}
 		}
 	})

@@ -12,8 +12,8 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// TestDifferentBatchesUnderOneKey: callers give batches of different counters one idempotency key at the same moment.
-// One of them is made, and to all others it is a replay that changes nothing.
+// TestDifferentBatchesUnderOneKey: at the same moment callers send batches of different counters under one idempotency
+// key. One of them is made, and all others are replays that change nothing.
 func TestDifferentBatchesUnderOneKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := calledBy(t, rowsmem.New(rowsmem.Config{}), countertest.Rules, owner.Config{Name: "only"})
@@ -33,14 +33,14 @@ func TestDifferentBatchesUnderOneKey(t *testing.T) {
 			}
 
 			if made != 1 || replays != 3 {
-				t.Errorf("round %d: %d batches were made, and %d are replays", round, made, replays)
+				t.Errorf("round %d: %d batches were made, want 1, and %d are replays, want 3", round, made, replays)
 			}
 		}
 
-		// Two counters of each round have changed.
+		// In each of the 40 rounds two counters have changed.
 		sum, err := s.Aggregate(t.Context(), "k:")
 		if err != nil || sum.Value != 2*40 {
-			t.Errorf("the counters add up to %+v, %v", sum, err)
+			t.Errorf("the counters add up to %+v, %v; want %d", sum, err, 2*40)
 		}
 	})
 }

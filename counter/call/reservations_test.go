@@ -15,7 +15,7 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// TestReservationHistories: free + reserved + committed is what was put in, in every random history, also when
+// TestReservationHistories: in every random history free + reserved + committed is what was put in, even when
 // reservations expire, and when one owner after another takes over. With -histories 10000 it takes some minutes.
 func TestReservationHistories(t *testing.T) {
 	eachHistory(t, keepHistory)
@@ -30,15 +30,15 @@ func keepHistory(t *testing.T, seed uint64) {
 		return taken(t, store, fmt.Sprint("life ", life))
 	}
 	h.Store = h.Crash()
-	if seed%3 == 0 { // nobody takes over what is in memory alone
+	if seed%3 == 0 { // in memory alone, where no owner can take over
 		h.Store = inMemory(t, countertest.Rules)
 		h.Crash = nil
 	}
 	h.Run(t, 60)
 }
 
-// TestReservationsDueForLong: what should have expired while nothing ran is found at once, and what said that it is due
-// is deleted later, also of a counter that is gone.
+// TestReservationsDueForLong: what should have expired while no process ran is found at once, also of a deleted
+// counter. The rows that note when it is due are deleted later.
 func TestReservationsDueForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		over := rowsmem.New(rowsmem.Config{})
@@ -49,34 +49,38 @@ func TestReservationsDueForLong(t *testing.T) {
 			hold := &counter.Hold{ID: "cart", For: life}
 			must(t, s, key, counter.Change{Verb: counter.Reserve, Delta: 2, Hold: hold})
 		}
+
 		must(t, s, "e:gone", counter.Change{Verb: counter.Delete})
 
 		time.Sleep(30 * 24 * time.Hour)
 		s = taken(t, over, "after")
 		if made := countertest.ExpireDue(t, s); len(made) != 3 {
-			t.Errorf("%d were due", len(made))
+			t.Errorf("%d reservations were due, want 3", len(made))
 		}
+
 		read, err := s.Read(t.Context(), []string{"e:1", "e:2"}, "", 0)
 		if err != nil || read[0].Value != 0 || read[1].Value != 0 || read[0].Reserved+read[1].Reserved != 0 {
-			t.Errorf("%+v, %v", read, err)
+			t.Errorf("the counters are %+v, %v; want nothing free or reserved", read, err)
 		}
 
 		for range 3 {
 			if made := countertest.ExpireDue(t, s); len(made) != 0 {
-				t.Errorf("%+v are due again", made)
+				t.Errorf("%+v are due again, want none", made)
 			}
 		}
+
 		err = over.Scan(t.Context(), owner.ExactPartition, "due", "", func(field string, _ []byte) error {
-			t.Errorf("%q is still noted", field)
+			t.Errorf("row %q still says that something is due", field)
 			return nil
 		})
+
 		if err != nil {
 			t.Error(err)
 		}
 	})
 }
 
-// taken returns a store whose owner has taken everything over.
+// taken returns a store whose owner has taken over all partitions.
 func taken(t testing.TB, store rows.Store, name string) counter.Store {
 	t.Helper()
 	o := owner.New(store, owner.Config{Name: name, VerifyEvery: time.Hour, SweepEvery: time.Hour, Memory: 8 << 10})

@@ -15,7 +15,7 @@ import (
 	"headcount/internal/rows"
 )
 
-// gateway changes counters until stop is closed. Now and then it is killed, and another one comes.
+// gateway changes counters until stop is closed. Now and then it is killed, and another life takes its place.
 func (s *simulation) gateway(number int, stop <-chan struct{}) {
 	dice := s.dice(fmt.Sprint("gateway ", number), "lives", 0)
 	for n := 0; ; n++ {
@@ -39,7 +39,7 @@ func (s *simulation) gateway(number int, stop <-chan struct{}) {
 		}
 		workers.Wait()
 
-		// The last life ends with the simulation, since it still tells of its changes.
+		// The last life ends with the simulation: webhooks still report its changes.
 		if !killed {
 			return
 		}
@@ -60,7 +60,7 @@ func (s *simulation) work(ctx context.Context, who string, l *life, dice *simtes
 	}
 }
 
-// change makes one change, or some of one key, and notes the answer.
+// change makes one change of a counter, or several of them together, and notes the answer.
 func (s *simulation) change(ctx context.Context, who string, l *life, dice *simtest.Dice) {
 	key := s.keys[dice.Below(s.busy())]
 	delta := int64(1 + dice.Below(9))
@@ -69,7 +69,7 @@ func (s *simulation) change(ctx context.Context, who string, l *life, dice *simt
 	}
 	op := counter.Op{Changes: []counter.Change{{Key: key, Rule: ruleOf(key), Verb: counter.Add, Delta: delta}}}
 
-	// A change with an idempotency key is one that another gateway may repeat.
+	// Another gateway may repeat a change with an idempotency key.
 	name, known := "", false
 	if dice.Chance(0.3) {
 		name = fmt.Sprint(key, " ", dice.Below(40))
@@ -91,6 +91,7 @@ func (s *simulation) change(ctx context.Context, who string, l *life, dice *simt
 	for _, c := range result.Counters {
 		s.Logf("%s is answered: %s is %d, version %v, replay %t", who, key, c.Value, c.Version, result.Replay)
 	}
+
 	if result.Err != nil {
 		s.Logf("%s is refused: %v", who, result.Err)
 	}
@@ -191,7 +192,7 @@ func (s *simulation) check() {
 	}
 }
 
-// canBe reports whether some of the deltas add up to sum.
+// canBe reports whether some of the deltas, or none, add up to sum.
 func canBe(sum int64, deltas []int64) bool {
 	sums := map[int64]bool{0: true}
 	for _, delta := range deltas {

@@ -24,12 +24,12 @@ import (
 	"headcount/webhook/webhooktest"
 )
 
-// This is what a simulation has of webhooks: their store, the server that receives them, and what it must have been
-// told. Each life of a gateway judges the counters that it has changed, and one gateway sends.
+// Webhooks in a simulation: their store, the server that receives their messages, and the check of what it received.
+// Each life of a gateway judges the counters that it has changed, and one gateway sends the events.
 
 const (
 	simSettle   = 2 * time.Second   // webhook-settle
-	simPatience = 150 * time.Second // for a message, after attempts that failed
+	simPatience = 150 * time.Second // how long a message may take, after failed attempts
 )
 
 // Thresholds that counters often pass.
@@ -38,7 +38,7 @@ const (
 	simStocks = 30
 )
 
-// simHooks tell of each kind of counters.
+// simHooks has a hook for each kind of counters.
 var simHooks = sync.OnceValue(func() []*webhook.Hook {
 	hooks, err := webhook.Parse([]string{
 		fmt.Sprintf("counter:%s>%d=http://receiver.test/sums", simSum.Match, simSums),
@@ -60,7 +60,7 @@ func hookOf(key string) int {
 	return 1
 }
 
-// simBuckets are what a process owns that sends to all of them.
+// simBuckets has all buckets, which the one sending process owns.
 var simBuckets = sync.OnceValue(func() (buckets []int) {
 	for _, h := range simHooks() {
 		buckets = append(buckets, presence.Bucket(h.ID, presence.DefaultBuckets))
@@ -75,13 +75,13 @@ type subject struct {
 	limit int64
 }
 
-// moment is what a counter was once.
+// moment is a value that a counter once had.
 type moment struct {
 	counter.Counter
-	by *life // that was answered so; nil: a look at it
+	by *life // the life that got this answer; nil: a read
 }
 
-// hooked is what the webhooks of all gateways share.
+// hooked is what the gateways' webhooks share.
 type hooked struct {
 	s *simulation
 
@@ -90,7 +90,7 @@ type hooked struct {
 	away     bool                // nobody reaches the store
 	lostAt   time.Time           // when the store was emptied last
 	past     map[string][]moment // by key
-	late     map[string]bool     // events that took long from the look at a counter to the store
+	late     map[string]bool     // events that were stored long after their counter was read
 	messages *webhooktest.Messages
 	told     map[subject]webhook.Event // the newest event
 }
@@ -102,7 +102,7 @@ func newHooked(s *simulation) *hooked {
 	}
 }
 
-// isNow notes what a counter was at some moment.
+// isNow notes the value of a counter.
 func (h *hooked) isNow(c counter.Counter, by *life) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -119,7 +119,7 @@ func (h *hooked) lose() {
 	h.lostAt = time.Now()
 }
 
-// note notes that a change has come to the store.
+// note notes that a change has reached the store of webhooks.
 func (h *hooked) note(by *life, c *webhook.Change) {
 	if c.Was == c.Is {
 		return
@@ -137,7 +137,7 @@ func (h *hooked) note(by *life, c *webhook.Change) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 
-	// Two processes that need that long may report the same: the later one after a fall.
+	// Two processes that are so slow may report the same passing twice: once before and once after a fall.
 	if time.Since(e.Timestamp) >= simSettle/2 {
 		h.late[e.ID] = true
 	}
@@ -158,7 +158,7 @@ func (h *hooked) setAway(is bool) {
 	h.away = is
 }
 
-// wasLostLocked reports whether it is lost that a counter was reported, or what the counter was then.
+// wasLostLocked reports whether the store has lost this event, or the counter's value at that time.
 func (h *hooked) wasLostLocked(e webhook.Event) bool {
 	lostAt := h.lostAt
 	if healed := h.s.world.lostAt().Add(simHeal); healed.After(lostAt) {
@@ -168,7 +168,7 @@ func (h *hooked) wasLostLocked(e webhook.Event) bool {
 	return !lostAt.Before(e.Timestamp)
 }
 
-// receive takes a message, and checks what holds for each.
+// receive takes a message, and checks what holds for every message.
 func (h *hooked) receive(id, body string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -178,7 +178,8 @@ func (h *hooked) receive(id, body string) {
 	}
 }
 
-// eventLocked takes an event that is new: its counter had that value, over the threshold, and was below since the last.
+// eventLocked takes a new event: its counter had that value, at or over the threshold, and was below it since the last
+// event.
 func (h *hooked) eventLocked(e webhook.Event) {
 	h.s.Logf("the receiver is told: %s is %d, over %d, version %s", e.Counter, *e.Value, *e.Threshold, e.Version)
 	of := subject{e.Counter, *e.Threshold}
@@ -245,7 +246,7 @@ func (l *life) kill() {
 	l.end()
 }
 
-// sendFrom has another gateway send the events.
+// sendFrom makes another gateway send the events.
 func (s *simulation) sendFrom(gateway int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -260,7 +261,7 @@ func (s *simulation) sendFrom(gateway int) {
 	}
 }
 
-// hookFault makes something of webhooks go wrong, until its end is called.
+// hookFault makes something go wrong with webhooks, until end is called.
 func (s *simulation) hookFault() (end func()) {
 	g := s.rand.Below(simGateways)
 	s.mu.Lock()
@@ -314,7 +315,7 @@ func (l *life) Read(ctx context.Context, keys []string, _ string, _ time.Duratio
 
 var errTimedOut = errors.New("the receiver does not answer")
 
-// RoundTrip implements http.RoundTripper. An attempt may be refused, get no answer though it arrived, or not arrive.
+// RoundTrip implements http.RoundTripper. An attempt may be refused, may arrive without an answer, or may not arrive.
 func (l *life) RoundTrip(req *http.Request) (*http.Response, error) {
 	body, err := io.ReadAll(req.Body)
 	if err != nil {
@@ -349,17 +350,18 @@ func (l *life) RoundTrip(req *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusNoContent, Body: http.NoBody, Request: req}, nil
 }
 
-// checkHooks looks at webhooks when nothing else happens: what is reported is what is true, and when all counters fall,
-// stay low and rise, each of them is told once more.
+// checkHooks checks webhooks when nothing else happens: what is reported is true, and when all counters fall, stay low
+// and rise, there is one more event about each of them.
 func (s *simulation) checkHooks() {
-	// Nobody has judged a change whose process was killed, so its counter changes once more. Nor does anybody know of
-	// what was reported to a store that was emptied since.
+	// A change whose process was killed has not been judged, so its counter changes once more. So does a counter whose
+	// report was lost with the store of webhooks.
 	for i, key := range s.keys {
 		c := s.counter(key)
 		if !s.hooked.isJudged(c) {
 			s.changeAtRest(s.lives[i%simGateways], key, 1)
 		}
 	}
+
 	s.truth("after faults", simPatience, func(of subject, c counter.Counter, last webhook.Event) bool {
 		return c.Value <= of.limit || last.Value != nil
 	})
@@ -368,17 +370,19 @@ func (s *simulation) checkHooks() {
 		value := s.counter(key).Value
 		s.changeAtRest(s.lives[i%simGateways], key, cmp.Or(-value, 1))
 	}
-	// Who has judged that does not live to see whether it lasts: the next life finds out.
+
+	// The life that judges this fall is killed before the fall settles: the next life has to notice it.
 	time.Sleep(simSettle / 2)
 	s.lives[0].kill()
 	s.live(0, 1000)
 	s.truth("after a fall", 5*simSettle, nil)
 
-	// A change that cannot be judged at once is judged when it can.
+	// A change that cannot be judged at once is judged later.
 	s.hooked.setAway(true)
 	for i, key := range s.keys {
 		s.changeAtRest(s.lives[(i+1)%simGateways], key, 100)
 	}
+
 	time.Sleep(time.Second)
 	s.hooked.setAway(false)
 	s.truth("after a rise", simPatience, func(_ subject, c counter.Counter, last webhook.Event) bool {
@@ -386,7 +390,7 @@ func (s *simulation) checkHooks() {
 	})
 }
 
-// truth waits until what is reported is what is true, and what was told is as it should be.
+// truth waits until what is reported is true, and the receiver's events are as they should be.
 func (s *simulation) truth(when string, most time.Duration, isTold func(subject, counter.Counter, webhook.Event) bool) {
 	wrong := s.wrong(isTold)
 	for end := time.Now().Add(most); wrong != "" && time.Now().Before(end); {
@@ -398,7 +402,7 @@ func (s *simulation) truth(when string, most time.Duration, isTold func(subject,
 	}
 }
 
-// wrong returns what is reported or told wrongly; empty: nothing.
+// wrong returns what is reported or received wrongly; empty if all is right.
 func (s *simulation) wrong(isTold func(subject, counter.Counter, webhook.Event) bool) string {
 	for i, h := range simHooks() {
 		store, _ := s.hooked.now()
@@ -424,7 +428,7 @@ func (s *simulation) wrong(isTold func(subject, counter.Counter, webhook.Event) 
 	return ""
 }
 
-// changeAtRest makes a change that is answered.
+// changeAtRest makes a change and waits for its answer.
 func (s *simulation) changeAtRest(l *life, key string, delta int64) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -436,7 +440,7 @@ func (s *simulation) changeAtRest(l *life, key string, delta int64) {
 	}
 }
 
-// counter returns what a counter is in the store.
+// counter returns a counter as it is in the store.
 func (s *simulation) counter(key string) counter.Counter {
 	store, _ := s.world.now()
 	read, err := owner.NewReader(store, rows.PartitionOf).Read(context.Background(), []string{key}, "", 0)
@@ -448,7 +452,8 @@ func (s *simulation) counter(key string) counter.Counter {
 	return read[0].Counter
 }
 
-// isJudged reports whether a process that lives has made a counter what it is, and no store has lost what it said.
+// isJudged reports whether the change to a counter's present value was judged by a process that lives, and the store of
+// webhooks has lost nothing since.
 func (h *hooked) isJudged(c counter.Counter) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -458,7 +463,7 @@ func (h *hooked) isJudged(c counter.Counter) bool {
 	return slices.ContainsFunc(h.past[c.Key], isIts) && c.Updated.After(h.lostAt)
 }
 
-// last returns the newest event that the receiver was told.
+// last returns the newest event about a subject that the receiver has.
 func (h *hooked) last(of subject) webhook.Event {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -466,11 +471,11 @@ func (h *hooked) last(of subject) webhook.Event {
 	return h.told[of]
 }
 
-// do makes one operation, and has its counters judged.
+// do makes one operation, and lets webhooks judge its counters.
 func (l *life) do(ctx context.Context, key string, op counter.Op) (owner.Answer, error) {
 	answer, err := l.caller.Do(ctx, owner.Call{Partition: rows.PartitionOf(key), Ops: []counter.Op{op}})
 	if !l.Alive() && err == nil {
-		err = counter.ErrUnavailable // its clients are not answered
+		err = counter.ErrUnavailable // its clients get no answer
 	}
 	if err != nil {
 		return answer, err
@@ -486,10 +491,10 @@ func (l *life) do(ctx context.Context, key string, op counter.Op) (owner.Answer,
 	return answer, nil
 }
 
-// outbox is the way of one life of a gateway to the store of webhooks.
+// outbox is how one life of a gateway uses the store of webhooks.
 type outbox struct{ *life }
 
-// use makes a call of the store. Each may get lost, come a while later, or lose its answer.
+// use makes a call to the store. A call may get lost, arrive a while later, or lose its answer.
 func (o outbox) use(what string, do func(*webhookmem.Store)) error {
 	dice := o.s.dice(o.name, what, 0)
 	chance := o.s.chances().store

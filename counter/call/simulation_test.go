@@ -15,8 +15,8 @@ import (
 	"headcount/internal/rows"
 )
 
-// The simulation runs owners, gateways and a store with a clock, a network and faults of its own. Gateways change some
-// counters all the time. Meanwhile calls, commits and answers get lost, come late and twice; owners die, stand still
+// The simulation runs owners, gateways and a store, with its own clock, network and faults. Gateways change some
+// counters all the time. Meanwhile calls, commits and answers get lost, come late and twice; owners die, are suspended
 // and lose their partitions to others; the store is away, full, or loses its newest changes. Then everything heals, and
 // the counters must be what was acknowledged. The seed decides what happens and when.
 
@@ -24,7 +24,7 @@ func TestSimulation(t *testing.T) {
 	simtest.Check(t, 150, 20, func(seed uint64, notes *simtest.Notes) { newSimulation(seed, notes).run() })
 }
 
-// TestSimulationFindsPlantedFaults has the store do what makes the protocol wrong.
+// TestSimulationFindsPlantedFaults plants faults in the store that break the protocol. Some seed has to fail.
 func TestSimulationFindsPlantedFaults(t *testing.T) {
 	for name, plant := range map[string]func(*world){
 		"an answer before the commit": func(w *world) { w.hasty = true },
@@ -38,9 +38,10 @@ func TestSimulationFindsPlantedFaults(t *testing.T) {
 				plant(s.world)
 				s.run()
 			})
+
 			t.Logf("%d of %d seeds found it", found, n)
 			if found == 0 {
-				t.Error("no seed found it")
+				t.Error("no seed failed with the planted fault")
 			}
 		})
 	}
@@ -51,12 +52,12 @@ const (
 	simProcesses = 3
 	simGateways  = 3
 	simWorkers   = 3               // of each gateway
-	simFaults    = 12              // one after another, and as number 12 what gets lost all the time
+	simFaults    = 12              // one after another; as number 12 count the losses that happen all the time
 	simHeal      = 3 * time.Second // for owners to heal what the store lost
 	simRest      = 5 * time.Second // without faults, at the end
 )
 
-// faults says how often what gets lost.
+// faults has the probability that a message of each sort gets lost.
 type faults struct {
 	store    float64 // of commits, of calls of webhooks, and of their answers
 	calls    float64
@@ -66,9 +67,9 @@ type faults struct {
 type simulation struct {
 	*simtest.Notes
 	seed  uint64
-	rand  *simtest.Dice // of the present fault, so that a replay may leave out others
+	rand  *simtest.Dice // of the present fault, so that a replay may leave out other faults
 	world *world
-	stray sync.WaitGroup // calls that nobody waits for
+	stray sync.WaitGroup // calls whose callers have given up
 	keys  []string
 
 	hooked  *hooked
@@ -78,27 +79,27 @@ type simulation struct {
 	faults    faults
 	rolled    map[string]*simtest.Dice // by name
 	processes []*process
-	made      int                    // processes so far
+	made      int                    // how many processes were started so far
 	route     [rows.Partitions]int   // partition -> index in processes, as gateways know it
 	expected  map[string]*expected   // by key
 	versions  map[string]int64       // key and version -> value
 	ids       map[string]*identified // by idempotency key
 	lives     [simGateways]*life     // the present ones
 	sender    int                    // the gateway that sends the events of webhooks
-	resting   bool                   // some counters do not change any more
+	resting   bool                   // some counters are left unchanged from now on
 }
 
-// expected is what a counter must be in the end.
+// expected is the value that a counter must have in the end.
 type expected struct {
 	sum   int64   // of what was acknowledged
-	maybe []int64 // was neither acknowledged nor refused
+	maybe []int64 // deltas that were neither acknowledged nor refused
 }
 
 // identified is a change with an idempotency key.
 type identified struct {
 	key         string
 	delta       int64
-	changed     int // acknowledgements that are no replay
+	changed     int // acknowledgements that were no replay
 	unknown     bool
 	acknowledge bool
 }
@@ -115,6 +116,7 @@ func newSimulation(seed uint64, notes *simtest.Notes) *simulation {
 		versions: map[string]int64{},
 		ids:      map[string]*identified{},
 	}
+
 	s.hooked = newHooked(s)
 	lost := faults{store: 0.1 * float64(r.Below(3)) / 2, calls: 0.1 * float64(r.Below(3)) / 2}
 	lost.receiver = 0.2 * float64(r.Below(3))
@@ -126,6 +128,7 @@ func newSimulation(seed uint64, notes *simtest.Notes) *simulation {
 	for i := range 6 {
 		s.keys = append(s.keys, fmt.Sprint("sum", i), fmt.Sprint("stock", i))
 	}
+
 	for _, key := range s.keys {
 		s.expected[key] = &expected{}
 	}
@@ -168,7 +171,7 @@ func (s *simulation) chances() faults {
 	return s.faults
 }
 
-// busy returns how many of the keys change.
+// busy returns how many of the keys still change.
 func (s *simulation) busy() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -192,6 +195,7 @@ func (s *simulation) run() {
 	for range simProcesses {
 		s.processes = append(s.processes, s.newProcess())
 	}
+
 	for _, id := range s.partitions() {
 		s.move(id, s.rand.Below(simProcesses))
 	}
@@ -209,6 +213,7 @@ func (s *simulation) run() {
 			s.fault()
 		}
 	}
+
 	s.healAll()
 	time.Sleep(simRest)
 	close(stop)
@@ -220,13 +225,14 @@ func (s *simulation) run() {
 	for _, l := range s.lives {
 		l.kill()
 	}
+
 	s.wait("webhooks do not end", s.hooking.Wait)
 	for _, p := range s.processes {
 		p.kill()
 	}
 }
 
-// wait waits for what must end soon now.
+// wait waits for something that has to end soon.
 func (s *simulation) wait(what string, end func()) {
 	ended := make(chan struct{})
 	go func() {
@@ -241,7 +247,7 @@ func (s *simulation) wait(what string, end func()) {
 	}
 }
 
-// partitions returns those of the keys.
+// partitions returns the partitions of the keys.
 func (s *simulation) partitions() []int {
 	var all []int
 	for _, key := range s.keys {
@@ -260,7 +266,7 @@ func (s *simulation) newProcess() *process {
 	return p
 }
 
-// move has a process claim a partition, and tells the gateways.
+// move makes a process claim a partition, and gateways route to it.
 func (s *simulation) move(id, to int) {
 	s.mu.Lock()
 	p := s.processes[to]
@@ -299,24 +305,28 @@ func (s *simulation) fault() {
 		s.moveAll(i)
 		time.Sleep(s.rand.UpTo(3 * time.Second))
 		p.Resume()
+
 	case 3:
 		s.Fault("%s stands still", p.name)
 		p.Suspend()
 		time.Sleep(s.rand.UpTo(3 * time.Second))
 		p.Resume()
+
 	case 4:
 		all := s.partitions()
 		id := all[s.rand.Below(len(all))]
 		s.Fault("%s claims partition %d", p.name, id)
 		s.move(id, i)
+
 	case 5:
 		s.Fault("the store lost %d changes", s.world.loseTail(s.rand))
-		time.Sleep(simHeal) // what an owner has not healed when it dies or stands still is lost
+		time.Sleep(simHeal) // an owner that died or stood still before it has healed the loss would lose it for good
 	case 6:
 		s.Fault("the store is away")
 		s.set(&s.world.away, true)
 		time.Sleep(s.rand.UpTo(4 * time.Second))
 		s.set(&s.world.away, false)
+
 	case 7:
 		s.Fault("the store is full")
 		s.set(&s.world.full, true)
@@ -334,7 +344,7 @@ func (s *simulation) set(flag *bool, value bool) {
 	*flag = value
 }
 
-// replace kills a process and starts another one in its place. Somebody claims its partitions.
+// replace kills a process and starts another one in its place. Some process claims its partitions.
 func (s *simulation) replace(i int) {
 	p := s.processes[i]
 	var owned []int
@@ -356,7 +366,7 @@ func (s *simulation) replace(i int) {
 	}
 }
 
-// moveAll has others claim the partitions of a process.
+// moveAll makes other processes claim the partitions of a process.
 func (s *simulation) moveAll(from int) {
 	for _, id := range s.partitions() {
 		if s.routeOf(id) == from {
@@ -375,7 +385,7 @@ func (s *simulation) healAll() {
 		p.Resume()
 	}
 
-	// A process that was fenced by one that has died since owns nothing.
+	// A process that was fenced by a process which died since owns nothing.
 	for _, id := range s.partitions() {
 		s.move(id, s.routeOf(id))
 	}

@@ -22,20 +22,20 @@ type world struct {
 	mu    sync.Mutex // guards the fields below
 	store *rowsmem.Store
 	log   []change
-	// kept is how much of the log cannot be lost: what is old, and what owners wrote that are gone or own the partition
-	// no more.
+	// kept is how much of the log cannot be lost: what is old, and the commits of owners that have ended or own the
+	// partition no more.
 	kept int
-	late []rows.Commit // were sent, and may yet arrive, or arrive again
-	// orphans are partitions whose owner is dead. A claim of one may be lost; that of another's partition may not,
-	// since its former owner would take itself for the owner again.
+	late []rows.Commit // sent commits that may yet arrive, or arrive again
+	// orphans are partitions whose owner is dead. Only a claim of an orphan may be lost: after the loss of another
+	// claim the former owner would take itself for the owner again.
 	orphans map[int]bool
-	lost    time.Time // when the store lost something last
+	lost    time.Time // when the store last lost something
 	away    bool      // nobody reaches the store
 	full    bool
 	safe    bool      // it never loses anything
-	trace   *recorder // nil, or of the actions of formal models
+	trace   *recorder // records the actions of formal models, unless nil
 
-	trust    bool // a planted fault: the store does not look at epochs
+	trust    bool // a planted fault: the store does not compare epochs
 	forget   bool // a planted fault: the store keeps no answers of streams
 	hasty    bool // a planted fault: some commits are acknowledged and never made
 	complete bool // a planted fault: the store never says that it lost something
@@ -53,7 +53,7 @@ func newWorld(r *simtest.Dice) *world {
 	return &world{rand: r, store: rowsmem.New(rowsmem.Config{}), orphans: map[int]bool{}}
 }
 
-// claim claims partitions, and notes what was written before by others.
+// claim claims partitions, and notes what others wrote before.
 func (w *world) claim(owner string, partitions []rows.Former) ([]rows.Claim, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -71,7 +71,7 @@ func (w *world) claim(owner string, partitions []rows.Former) ([]rows.Claim, err
 		id := partitions[i].Partition
 		w.log = append(w.log, change{at: time.Now(), owner: owner, former: &partitions[i]})
 		if partitions[i].Epoch != 0 {
-			continue // claimed again by its owner, which knows everything
+			continue // claimed again by its owner, which remembers all its commits
 		}
 
 		w.kept = len(w.log)
@@ -84,8 +84,8 @@ func (w *world) claim(owner string, partitions []rows.Former) ([]rows.Claim, err
 	return claims, nil
 }
 
-// asksFormer reports whether a partition to claim has an owner that lives and has not healed what the store lost. A
-// process that takes a partition over asks such an owner to give it up first.
+// asksFormer reports whether a partition to claim has an owner that is alive and has not healed a loss of the store. A
+// process that takes a partition over first asks such an owner to give it up.
 func (w *world) asksFormer(partitions []rows.Former) bool {
 	if time.Since(w.lost) > simHeal {
 		return false
@@ -94,7 +94,7 @@ func (w *world) asksFormer(partitions []rows.Former) bool {
 	return slices.ContainsFunc(partitions, func(f rows.Former) bool { return f.Epoch == 0 && !w.orphans[f.Partition] })
 }
 
-// commit makes a commit, of which a copy may have arrived late.
+// commit makes a commit, or is the late arrival of a copy.
 func (w *world) commit(c rows.Commit, isLate bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -140,7 +140,7 @@ func (w *world) decide(c rows.Commit) error {
 	return err
 }
 
-// trusted gives a commit the epoch and the numbers that let it pass.
+// trusted gives a commit the epoch and the numbers with which it is accepted.
 func (w *world) trusted(c rows.Commit) rows.Commit {
 	probe := c
 	probe.Epoch = 0
@@ -157,12 +157,12 @@ func (w *world) trusted(c rows.Commit) rows.Commit {
 	return c
 }
 
-// loseTail has the store forget its newest changes: all that it may lose, or some.
+// loseTail makes the store forget its newest changes: all that it may lose, or some of them.
 func (w *world) loseTail(dice *simtest.Dice) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 
-	// What is older, no owner promises to remember.
+	// Owners do not promise to remember older commits.
 	const remembered = 30 * time.Second
 	for w.kept < len(w.log) && time.Since(w.log[w.kept].at) >= remembered {
 		w.kept++
@@ -177,7 +177,7 @@ func (w *world) loseTail(dice *simtest.Dice) int {
 	}
 	lost := len(w.log) - keep
 
-	// Claims get the same epochs again, and those after this the time of then.
+	// A claim of the log gets the time at which it was made first, and so the same epoch. Later claims get their own.
 	var at time.Time
 	now := func() time.Time {
 		if at.IsZero() {
@@ -206,7 +206,7 @@ func (w *world) loseTail(dice *simtest.Dice) int {
 	return lost
 }
 
-// orphan notes that the owner of partitions is dead, so nobody could heal what is in the log.
+// orphan notes that the owner of partitions is dead, so that no owner can heal their part of the log.
 func (w *world) orphan(partitions []int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -293,7 +293,7 @@ func (p *process) Claim(_ context.Context, _ string, partitions []rows.Former) (
 	return claims, err
 }
 
-// Commit implements rows.Store. Each commit may get lost, come late or twice, or lose its answer.
+// Commit implements rows.Store. A commit may get lost, come late or twice, or lose its answer.
 func (p *process) Commit(_ context.Context, commits []rows.Commit) []error {
 	errs := make([]error, len(commits))
 	dice := p.of.dice(p.name, "commits", commits[0].Partition)
@@ -329,7 +329,7 @@ func (p *process) Commit(_ context.Context, commits []rows.Commit) []error {
 	return errs
 }
 
-// repeatLater keeps some commits, which arrive at some later moment, perhaps again.
+// repeatLater keeps some commits, which arrive later, perhaps more than once.
 func (w *world) repeatLater(c rows.Commit) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -344,7 +344,7 @@ func (w *world) repeatLater(c rows.Commit) {
 	}
 }
 
-// repeatOne has a commit of before arrive.
+// repeatOne makes an earlier commit arrive.
 func (w *world) repeatOne(dice *simtest.Dice) {
 	w.mu.Lock()
 	if len(w.late) == 0 {
@@ -378,10 +378,10 @@ func (p *process) Scan(ctx context.Context, id int, collection, after string, ea
 
 // Watch implements rows.Store. Owners do not watch.
 func (p *process) Watch(context.Context, func(int, uint64, []byte), func()) error {
-	return fmt.Errorf("an owner watches: %w", rows.ErrUnavailable)
+	return fmt.Errorf("an owner must not watch: %w", rows.ErrUnavailable)
 }
 
-// Do implements call.Owner. A call may come late, after its repetition, or lose its answer.
+// Do implements call.Owner. A call may arrive late, even after its repetition, or lose its answer.
 func (p *process) Do(ctx context.Context, one owner.Call) (owner.Answer, error) {
 	dice := p.of.dice(one.Stream, "calls", one.Partition)
 	p.of.world.trace.send(one)
@@ -395,6 +395,7 @@ func (p *process) Do(ctx context.Context, one owner.Call) (owner.Answer, error) 
 			defer cancel()
 			_, _ = p.do(ctx, one)
 		})
+
 		<-ctx.Done()
 		return owner.Answer{}, counter.ErrUnavailable
 	}
@@ -411,7 +412,7 @@ func (p *process) Do(ctx context.Context, one owner.Call) (owner.Answer, error) 
 	return answer, err
 }
 
-// do makes a call, and answers nothing while the process stands still.
+// do makes a call, and does not answer while the process stands still.
 func (p *process) do(ctx context.Context, one owner.Call) (owner.Answer, error) {
 	type outcome struct {
 		answer owner.Answer
@@ -422,9 +423,10 @@ func (p *process) do(ctx context.Context, one owner.Call) (owner.Answer, error) 
 		if !p.Alive() {
 			return
 		}
+
 		answer, err := p.owner.Do(ctx, one)
 		if errors.Is(err, owner.ErrNotOwner) && p.of.OwnerOf(one.Partition) == p {
-			_ = p.owner.Own(ctx, one.Partition) // for the repetition: it should be the owner
+			_ = p.owner.Own(ctx, one.Partition) // it should be the owner: the repetition will succeed
 		}
 		if p.Alive() {
 			answered <- outcome{answer, err}

@@ -16,13 +16,13 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// inMemory returns a store in the memory of this process, as the program without a store has it.
+// inMemory returns a store in the memory of this process, like that of the program without Redis or PostgreSQL.
 func inMemory(t testing.TB, rules *counter.Rules) *call.Store {
 	t.Helper()
 	return openedOver(t, rowsmem.New(rowsmem.Config{}), rules, owner.InMemory)
 }
 
-// openedOver returns a store all of whose partitions this process owns.
+// openedOver returns a store of whose partitions this process owns all.
 func openedOver(t testing.TB, over rows.Store, rules *counter.Rules, cfg owner.Config) *call.Store {
 	t.Helper()
 	s, err := call.NewLocal(t.Context(), over, rules, cfg)
@@ -34,7 +34,7 @@ func openedOver(t testing.TB, over rows.Store, rules *counter.Rules, cfg owner.C
 	return s
 }
 
-// calledBy returns a store that finds the owner of its partitions, as a process beside others does.
+// calledBy returns a store that calls the owner of its partitions, as in a cluster.
 func calledBy(t testing.TB, store rows.Store, rules *counter.Rules, cfg owner.Config) *call.Store {
 	t.Helper()
 	o := owner.New(store, cfg)
@@ -53,6 +53,7 @@ func calledBy(t testing.TB, store rows.Store, rules *counter.Rules, cfg owner.Co
 	return s
 }
 
+// TestContract: counters keep the whole contract, in memory and through numbered calls.
 func TestContract(t *testing.T) {
 	for name, open := range map[string]func(testing.TB) *call.Store{
 		"in memory": func(t testing.TB) *call.Store { return inMemory(t, countertest.Rules) },
@@ -68,6 +69,7 @@ func TestContract(t *testing.T) {
 	}
 }
 
+// TestCopies: exported counters can be imported again.
 func TestCopies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
@@ -76,7 +78,7 @@ func TestCopies(t *testing.T) {
 	})
 }
 
-// The hashes of an export are those that every store knows members by.
+// An export has the hashes by which every store knows members.
 func TestHashesOfAnExport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rules := counter.BuiltinRules()
@@ -88,18 +90,19 @@ func TestHashesOfAnExport(t *testing.T) {
 			join.Join = append(join.Join, member)
 			want = append(want, counter.MemberHash(member))
 		}
+
 		if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{join}}})[0]; r.Err != nil {
 			t.Fatal(r.Err)
 		}
 
 		slices.Sort(want)
 		if is := countertest.Everything(t, s); len(is) != 1 || !slices.Equal(is[0].Hashes, want) {
-			t.Errorf("%+v, want %v", is, want)
+			t.Errorf("the export is %+v, want one counter with the hashes %v", is, want)
 		}
 	})
 }
 
-// The first entries of a ledger may have expired in the store that an export comes from.
+// An export may lack the first entries of a ledger, because they have expired. It is imported all the same.
 func TestALedgerWithoutItsBeginning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := inMemory(t, counter.BuiltinRules())
@@ -108,11 +111,13 @@ func TestALedgerWithoutItsBeginning(t *testing.T) {
 			Kind: counter.Exact, Value: 72, Updated: now.UnixMilli(), Entries: 72,
 			Version: counter.Version{Incarnation: 1, Sequence: 72},
 		}}
+
 		for seq := uint64(70); seq <= 72; seq++ {
 			is.Ledger = append(is.Ledger, counter.Entry{
 				Seq: seq, At: now, Op: counter.LedgerIncrement, Delta: 1, Before: int64(seq - 1), After: int64(seq),
 			})
 		}
+
 		if n, err := s.Restore(t.Context(), []counter.Copy{is}, counter.BuiltinRules()); n != 1 || err != nil {
 			t.Fatalf("restored %d counters: %v", n, err)
 		}

@@ -18,14 +18,14 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// ledgerOfRows is a store that knows which rows it has.
+// ledgerOfRows is a store that remembers which rows it has.
 type ledgerOfRows struct {
 	*rowsmem.Store
 
 	mu      sync.Mutex // guards the fields below
 	rows    map[rows.Address]int
 	deletes int // the most rows that one commit deleted
-	longest int // value that a row ever had, in bytes
+	longest int // the longest value of a row so far, in bytes
 }
 
 func newLedgerOfRows() *ledgerOfRows {
@@ -66,7 +66,7 @@ func (l *ledgerOfRows) mostDeletes() int {
 	return l.deletes
 }
 
-// left returns the collections that have rows, with their number.
+// left returns the number of rows in each collection that has any.
 func (l *ledgerOfRows) left() map[string]int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -89,11 +89,11 @@ func must(t *testing.T, s counter.Writer, key string, c counter.Change) {
 	}
 }
 
-// fill gives each kind of counter everything that it can have.
+// fill gives a counter of each kind all sorts of rows that it can have.
 func fill(t *testing.T, s counter.Store) {
 	t.Helper()
 	country := []counter.Dimension{{Name: "country", Value: "de"}}
-	const rounds = 60 // so many members are in more rows than a sweep deletes at once
+	const rounds = 60 // enough members for more rows than a sweep deletes at once
 	for round := range rounds {
 		if round == rounds/2 {
 			must(t, s, "likes:1", counter.Change{Verb: counter.Reset, Reason: "x", By: "y"})
@@ -104,6 +104,7 @@ func fill(t *testing.T, s counter.Store) {
 		for i := range counter.MaxMembers {
 			members = append(members, fmt.Sprint(round, " ", i))
 		}
+
 		must(t, s, "likes:1", counter.Change{Verb: counter.Edit, Join: members})
 		must(t, s, "seen:1", counter.Change{Verb: counter.Edit, Join: members})
 		must(t, s, "sum:1", counter.Change{Verb: counter.Add, Delta: 1, Dimensions: country})
@@ -113,7 +114,8 @@ func fill(t *testing.T, s counter.Store) {
 	}
 }
 
-// TestDeletedCountersLeaveNoRows also holds that no turn has to delete more than some rows.
+// TestDeletedCountersLeaveNoRows: the rows of a deleted counter are deleted later, and no commit deletes more than some
+// of them.
 func TestDeletedCountersLeaveNoRows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newLedgerOfRows()
@@ -126,7 +128,7 @@ func TestDeletedCountersLeaveNoRows(t *testing.T) {
 			must(t, s, key, counter.Change{Verb: counter.Delete})
 		}
 
-		// The next sweep deletes everything but the notes of what expires, which name rows that are gone.
+		// The next sweep deletes all but the rows that note what expires when. They name rows that are gone.
 		time.Sleep(time.Hour)
 		soon := store.left()
 		maps.DeleteFunc(soon, func(collection string, _ int) bool {
@@ -136,17 +138,18 @@ func TestDeletedCountersLeaveNoRows(t *testing.T) {
 		late := store.left()
 		delete(late, "meta")
 		if len(soon)+len(late) > 0 || len(before) < 10 {
-			t.Errorf("%v and then %v is left of %v", soon, late, before)
+			t.Errorf("of the rows %v, %v are left after an hour and %v in the end, want none", before, soon, late)
 		}
-		const most = 256 + 10 // rows of a sweep, and who else is in the turn
+
+		const most = 256 + 10 // rows of a sweep, and of other calls in its turn
 		if n := store.mostDeletes(); n > most {
-			t.Errorf("one commit deleted %d rows", n)
+			t.Errorf("one commit deleted %d rows, want at most %d", n, most)
 		}
 	})
 }
 
-// TestExpiredRowsAreSwept: of counters that nobody touches any more only the values are left in the end, and nothing of
-// limits and of gateways.
+// TestExpiredRowsAreSwept: of counters that are not used any more only the values are left in the end. Nothing is left
+// of limits and of the gateways' streams.
 func TestExpiredRowsAreSwept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newLedgerOfRows()
@@ -161,8 +164,10 @@ func TestExpiredRowsAreSwept(t *testing.T) {
 			if r.Err != nil || r.Allowed != (round%21 == 0) {
 				t.Fatalf("round %d: %+v", round, r)
 			}
+
 			time.Sleep(2 * time.Minute)
 		}
+
 		busy := store.left()
 		time.Sleep(3 * time.Hour)
 		quiet := store.left()
@@ -170,18 +175,18 @@ func TestExpiredRowsAreSwept(t *testing.T) {
 		end := store.left()
 
 		if busy["limits"] != 1 || busy["streams"] == 0 {
-			t.Errorf("while it is used it has %v", busy)
+			t.Errorf("in use the store has %v, want one limit, and streams", busy)
 		}
 		if quiet["limits"]+quiet["streams"] > 0 || len(quiet) < 4 {
-			t.Errorf("after hours it has %v", quiet)
+			t.Errorf("after hours without use the store has %v, want no limits and no streams", quiet)
 		}
-		if end["heads"] != 2 || len(end) != 3 { // with the meta rows and the registers of the unique
-			t.Errorf("in the end it has %v", end)
+		if end["heads"] != 2 || len(end) != 3 { // heads, meta rows and the registers of the unique
+			t.Errorf("in the end the store has %v, want two heads in one of three collections", end)
 		}
 	})
 }
 
-// TestRowsOfUniquesAreSmall: a new member never writes all registers.
+// TestRowsOfUniquesAreSmall: a new member never causes a write of all registers.
 func TestRowsOfUniquesAreSmall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newLedgerOfRows()
@@ -191,16 +196,18 @@ func TestRowsOfUniquesAreSmall(t *testing.T) {
 			for i := range counter.MaxMembers {
 				members = append(members, fmt.Sprint(round, " ", i))
 			}
+
 			must(t, s, "seen:1", counter.Change{Verb: counter.Edit, Join: members[:1+round*round]})
 		}
 
 		if store.longest > 1024 || len(store.rows) < 16 {
-			t.Errorf("%d rows, one of them had %d bytes", len(store.rows), store.longest)
+			t.Errorf("the longest of %d rows had %d bytes, want at least 16 rows, and 1024 bytes at most",
+				len(store.rows), store.longest)
 		}
 	})
 }
 
-// TestMisplaced: a counter whose rule got another kind is refused in its new place, and does not begin anew there.
+// TestMisplaced: a counter whose rule has got another kind is refused in its new place. It does not begin anew there.
 func TestMisplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := inMemory(t, countertest.Rules)
@@ -216,10 +223,11 @@ func TestMisplaced(t *testing.T) {
 			if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{first}}})[0]; r.Err != nil {
 				t.Fatal(r.Err)
 			}
+
 			first.Rule = after
 			r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{first}}})[0]
 			if fault(r.Err) == true || fault(r.Err) == false {
-				t.Errorf("%q after its rule changed: %+v", key, r)
+				t.Errorf("%q after its rule changed: %+v, want a conflict", key, r)
 			}
 		}
 	})

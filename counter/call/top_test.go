@@ -12,7 +12,7 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// foreign is a store in which somebody else has written a candidate of a top list.
+// foreign is a store in which another program has written a candidate of a top list.
 type foreign struct{ rows.Store }
 
 func (f foreign) Scan(
@@ -25,12 +25,12 @@ func (f foreign) Scan(
 	return f.Store.Scan(ctx, id, of, after, each)
 }
 
-// TestAForeignMark: a field without a whole number is malformed, and no more than that.
+// TestAForeignMark: a candidate whose field has no whole number is reported as malformed, without further harm.
 func TestAForeignMark(t *testing.T) {
 	s := openedOver(t, foreign{rowsmem.New(rowsmem.Config{})}, counter.BuiltinRules(), owner.InMemory)
 
 	marked, err := s.Marked(t.Context(), "views:*")
 	if !errors.Is(err, counter.ErrMalformed) {
-		t.Errorf("%v, %v; want that the data is malformed", marked, err)
+		t.Errorf("got %v and error %v, want ErrMalformed", marked, err)
 	}
 }

@@ -18,12 +18,12 @@ import (
 	"headcount/internal/rows"
 )
 
-// internal/models has formal models, of which spin looks at all states. Here the simulation records what it does to
-// one partition in the actions of a model, and spin searches a run of the model that does the same. So what is proved
-// of the model is proved of what the product does.
+// internal/models has formal models, and the checker spin explores all their states. Here the simulation records what
+// it does to one partition as actions of a model, and spin searches for a run of the model that does the same. So what
+// is proved of the model holds for the product.
 
-// An action is one of a model, as a process, a gateway, a commit that arrives late, or a loss of the store has made
-// it. The models say what belongs to each kind.
+// action is one action of a model: of a process, of a gateway, the late arrival of a commit, or a loss of the store.
+// The models describe the fields that each kind has.
 type action struct {
 	kind    int
 	process string // or the stream of a gateway
@@ -31,10 +31,10 @@ type action struct {
 	epoch   uint64
 	after   uint64
 	number  uint64
-	writes  bool // a commit changes something
-	again   bool // a call was sent before
+	writes  bool // the commit changes something
+	again   bool // the call was sent before
 	outcome int
-	seen    bool // the answer is not lost
+	seen    bool // the answer arrives
 	slot    int
 
 	calls map[string]uint64 // the calls whose answers a commit has, by stream
@@ -65,7 +65,7 @@ var (
 	outcomes = map[int]string{isLost: "lost", isFenced: "fenced", isMade: "made"}
 )
 
-// recorder records the actions on a partition. A nil one records nothing. Its methods may be called from any
+// recorder records the actions on a partition. A nil recorder records nothing. Its methods may be called from any
 // goroutine.
 type recorder struct {
 	partition int
@@ -97,13 +97,14 @@ func (r *recorder) claim(process string, former rows.Former, is rows.Claim) {
 	})
 }
 
-// commit records that a commit has arrived. One that is refused for another reason than its epoch and its number is
-// none: nothing was written, and its owner makes another one.
+// commit records that a commit has arrived, unless it is refused for another reason than its epoch or its number: then
+// nothing is written, and its owner makes another one.
 func (r *recorder) commit(c rows.Commit, isLate bool, err error) {
 	outcome := outcomeOf(err)
 	if r == nil || c.Partition != r.partition || outcome == 0 {
 		return
 	}
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
@@ -111,11 +112,13 @@ func (r *recorder) commit(c rows.Commit, isLate bool, err error) {
 		kind: commits, process: r.owners[c.Epoch], epoch: c.Epoch, after: c.After, number: c.Number,
 		writes: len(c.Rows)+len(c.IDs) > 0, outcome: outcome, calls: map[string]uint64{},
 	}
+
 	for _, row := range c.Rows {
 		if row.Collection == "streams" {
 			one.calls[row.Field], _ = binary.Uvarint(row.Value)
 		}
 	}
+
 	if isLate {
 		one.kind = arrivesLate
 	}
@@ -137,7 +140,7 @@ func outcomeOf(err error) int {
 	}
 }
 
-// answer records that a process has got the answer to its last claim or commit.
+// answer records that a process has received the answer to its last claim or commit.
 func (r *recorder) answer(process string, partition int, err error) {
 	if r == nil || partition != r.partition || outcomeOf(err) == 0 {
 		return
@@ -154,7 +157,7 @@ func (r *recorder) answer(process string, partition int, err error) {
 	}
 }
 
-// send records that a gateway makes a call, perhaps again.
+// send records that a gateway makes a call, perhaps not for the first time.
 func (r *recorder) send(c owner.Call) {
 	if r == nil || c.Partition != r.partition {
 		return
@@ -165,7 +168,7 @@ func (r *recorder) send(c owner.Call) {
 	r.actions = append(r.actions, action{kind: sends, process: c.Stream, number: c.Number, again: c.Repeated})
 }
 
-// tell records that a gateway is told the answer to a call.
+// tell records that a gateway receives the answer to a call.
 func (r *recorder) tell(c owner.Call, answer owner.Answer, err error) {
 	told := toldOf(c, answer, err)
 	if r == nil || c.Partition != r.partition || told == 0 {
@@ -179,7 +182,8 @@ func (r *recorder) tell(c owner.Call, answer owner.Answer, err error) {
 	})
 }
 
-// What a gateway is told. A repetition under an idempotency key changes nothing, as does a refusal.
+// What a gateway learns from an answer. A repetition under an idempotency key changes nothing, and neither does a
+// refusal.
 const (
 	toldMade = iota + 1
 	toldRefused
@@ -191,7 +195,7 @@ var answers = map[int]string{
 }
 
 func toldOf(c owner.Call, answer owner.Answer, err error) int {
-	// A repeated call may have been made, so its gateway does not believe that it was not.
+	// A repeated call may have been made earlier, so to its gateway "busy" does not mean that it was not.
 	if errors.Is(err, counter.ErrBusy) && !c.Repeated {
 		return toldBusy
 	}
@@ -207,11 +211,12 @@ func toldOf(c owner.Call, answer owner.Answer, err error) int {
 	return toldMade
 }
 
-// lose records that the store has lost its tail, up to a log.
+// lose records that the store has lost the end of its log, and is now at the given log.
 func (r *recorder) lose(log []change) {
 	if r == nil {
 		return
 	}
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
@@ -226,6 +231,7 @@ func (r *recorder) lose(log []change) {
 			one.number = c.commit.Number
 		}
 	}
+
 	r.granted = r.granted[:granted]
 	r.actions = append(r.actions, one)
 }
@@ -241,8 +247,8 @@ func (r *recorder) end(process string) {
 	r.actions = append(r.actions, action{kind: ends, process: process})
 }
 
-// trace returns the actions, with those that only a later one tells of: where the tail begins that the store loses,
-// and which commit arrives again. What changes nothing of the partition is left out.
+// trace returns the actions, and adds those that only later ones reveal: where the lost tail begins, and when a commit
+// arrives again. It leaves out what does not change the partition.
 func (r *recorder) trace() []action {
 	states := r.states()
 	before := make([][]action, len(r.actions)) // actions to add, by index
@@ -259,7 +265,7 @@ func (r *recorder) trace() []action {
 				left[i] = true
 				continue
 			}
-			// What follows the last moment in which the store knew the same is the tail.
+			// The tail begins after the last moment in which the store knew the same as after the loss.
 			from := lastIndex(states[:i], states[i+1])
 			before[from] = append(before[from], action{kind: keeps, slot: losses})
 			losses++
@@ -288,13 +294,13 @@ func (r *recorder) trace() []action {
 	return all
 }
 
-// ofOwners returns the actions of the model of owners.
+// ofOwners returns the actions for the model of owners.
 func ofOwners(trace []action) []action {
 	return slices.DeleteFunc(trace, func(one action) bool { return one.kind == sends || one.kind == tells })
 }
 
-// ofCalls returns the actions of the model of calls with one stream, until its call with the number most: what became
-// of the calls of other streams is not told.
+// ofCalls returns the actions for the model of calls, with one stream up to its call number most. What became of the
+// calls of other streams is left out.
 func ofCalls(trace []action, stream string, most uint64) []action {
 	var all []action
 	for _, one := range trace {
@@ -316,10 +322,10 @@ func ofCalls(trace []action, stream string, most uint64) []action {
 	return all
 }
 
-// held is what the store knows of a partition.
+// held is what the store knows about the claim of a partition, and its last commit.
 type held struct{ epoch, number uint64 }
 
-// states returns what the store knows before each action, and after the last one.
+// states returns what the store knows before each action, and after the last.
 func (r *recorder) states() []held {
 	var is held
 	states := []held{is}
@@ -334,6 +340,7 @@ func (r *recorder) states() []held {
 		case loses:
 			is = held{one.epoch, one.number}
 		}
+
 		states = append(states, is)
 	}
 
@@ -351,8 +358,8 @@ func lastIndex(states []held, is held) int {
 	return last
 }
 
-// sent returns the index of an action before which the commit that arrives late was on its way: one where it arrived
-// already, or the end of its process.
+// sent returns the index of an action before which the late commit was sent: one at which it arrived already, or the
+// end of its process.
 func (r *recorder) sent(late int) int {
 	is := r.actions[late]
 	first := late
@@ -360,7 +367,7 @@ func (r *recorder) sent(late int) int {
 		one := r.actions[i]
 		switch one.kind {
 		case loses:
-			return first // what was on its way before is lost
+			return first // a loss discards what was on its way
 		case ends:
 			if one.process == is.process {
 				first = i
@@ -375,7 +382,7 @@ func (r *recorder) sent(late int) int {
 	return first
 }
 
-// text returns a trace as the model reads it.
+// text returns a trace in the form that the model reads.
 func text(trace []action) string {
 	var epochs []uint64
 	var processes []string
@@ -399,7 +406,7 @@ func text(trace []action) string {
 	return b.String()
 }
 
-// record returns the trace of a simulation, of one of its partitions.
+// record runs a simulation, and returns the trace of one of its partitions.
 func record(t *testing.T, seed uint64, plant ...func(*world)) []action {
 	t.Helper()
 	var r *recorder
@@ -411,13 +418,15 @@ func record(t *testing.T, seed uint64, plant ...func(*world)) []action {
 		for _, one := range plant {
 			one(s.world)
 		}
+
 		s.run()
 	})
 
 	return r.trace()
 }
 
-// pair returns the index of a commit that another one of its owner follows at once, from the middle of a trace on.
+// pair returns the index of a commit that is directly followed by another one of the same owner, in the second half of
+// a trace.
 func pair(t *testing.T, trace []action) int {
 	t.Helper()
 	for i := len(trace) / 2; i < len(trace)-1; i++ {
@@ -428,7 +437,7 @@ func pair(t *testing.T, trace []action) int {
 			return i
 		}
 	}
-	t.Fatalf("no two commits follow each other in %d actions", len(trace))
+	t.Fatalf("among %d actions no owner makes two commits in a row", len(trace))
 
 	return 0
 }
@@ -448,7 +457,7 @@ func followed(
 	}
 }
 
-// TestServerTracesOfOwners: what simulations do to a partition is a run of the model of its owners.
+// TestServerTracesOfOwners: what simulations do to a partition is a possible run of the model of its owners.
 func TestServerTracesOfOwners(t *testing.T) {
 	all := followed(t, "ownership.pml", "-DLOSS", func(seed uint64, plant ...func(*world)) [][]action {
 		return [][]action{ofOwners(record(t, seed, plant...))}
@@ -465,8 +474,8 @@ func TestServerTracesOfOwners(t *testing.T) {
 	})
 }
 
-// TestServerTracesOfCalls: what simulations do to a partition, and with the calls of a gateway, is a run of the model
-// of calls. The store loses nothing there.
+// TestServerTracesOfCalls: what simulations do to a partition with the calls of a gateway is a possible run of the
+// model of calls. In these simulations the store loses nothing.
 func TestServerTracesOfCalls(t *testing.T) {
 	const most = 30 // calls, of which the model has a set
 	all := followed(t, "calls.pml", "-DMERGED", func(seed uint64, plant ...func(*world)) [][]action {
@@ -490,7 +499,7 @@ func TestServerTracesOfCalls(t *testing.T) {
 	})
 }
 
-// nameOf returns what an action is, as the test counts them.
+// nameOf returns the name under which the test counts an action.
 func nameOf(a action) string {
 	name := ""
 	switch a.kind {
@@ -502,18 +511,22 @@ func nameOf(a action) string {
 		if a.epoch == 0 {
 			name += " refused"
 		}
+
 	case commits:
 		name = outcomes[a.outcome]
 		if a.number > a.after+1 {
 			name += ", part of what was lost"
 		}
+
 	case arrivesLate:
 		return "late: " + outcomes[a.outcome]
 	case sends:
 		if a.again {
 			return "call again"
 		}
+
 		return "call"
+
 	case tells:
 		return answers[a.outcome]
 	default:

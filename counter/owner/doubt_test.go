@@ -10,8 +10,8 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// TestReleaseInDoubt: a partition is given up while nobody knows whether a commit was made. The caller turns to the
-// next owner, and what the store says of the commit later on is no matter of this one.
+// TestReleaseInDoubt: a partition is given up while its owner does not know whether a commit was made. The caller is
+// sent to the next owner, and whatever the store answers later, the former owner does not own the partition again.
 func TestReleaseInDoubt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &losing{Store: rowsmem.New(rowsmem.Config{})}
@@ -25,23 +25,24 @@ func TestReleaseInDoubt(t *testing.T) {
 			answered <- err
 		}()
 		time.Sleep(time.Second)
+
 		if err := o.Release(t.Context(), 0); err != nil {
 			t.Fatal(err)
 		}
 		if err := <-answered; !errors.Is(err, owner.ErrNotOwner) {
-			t.Errorf("the caller got %v", err)
+			t.Errorf("the caller got %v, want ErrNotOwner", err)
 		}
 
 		store.silent.Store(false)
 		time.Sleep(time.Minute)
 		if o.Owns(0) {
-			t.Error("the partition is owned again")
+			t.Error("the owner owns the partition again that it gave up")
 		}
 	})
 }
 
-// TestAStreamInUseIsKept: a repetition changes nothing, also if the stream made its first call so long ago that the
-// stream would be forgotten by now without its later calls.
+// TestAStreamInUseIsKept: a repetition changes nothing, even if the first call of its stream was so long ago that only
+// the later calls keep the stream from being forgotten.
 func TestAStreamInUseIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := begin(t, "a", rowsmem.New(rowsmem.Config{}))
@@ -62,11 +63,12 @@ func TestAStreamInUseIsKept(t *testing.T) {
 		time.Sleep(59 * time.Minute)
 		call(2, false)
 		time.Sleep(10 * time.Minute)
+
 		if is := call(2, true); is != 2 {
-			t.Errorf("a repetition is answered with %d", is)
+			t.Errorf("a repetition is answered with %d, want 2", is)
 		}
 		if is := call(3, false); is != 3 {
-			t.Errorf("after three calls the counter is %d", is)
+			t.Errorf("after three calls the counter is %d, want 3", is)
 		}
 	})
 }

@@ -14,15 +14,15 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// forgetful is a store that loses everything in partition 0, and in which each commit takes some time.
+// forgetful is a store that can lose everything in partition 0, and in which each commit takes a millisecond.
 type forgetful struct {
 	others *rowsmem.Store // has the other partitions
 
 	mu   sync.Mutex // guards the fields below
 	zero *rowsmem.Store
-	most int // rows and IDs of the largest commit since the loss
-	left int // commits with rows until the process is dead; negative: it lives
-	deny int // claims that cannot be made now
+	most int // number of rows and IDs in the largest commit since the loss
+	left int // so many more commits with rows, and the process is dead; negative: it lives on
+	deny int // so many more claims fail
 }
 
 func newForgetful() *forgetful {
@@ -112,8 +112,8 @@ func (f *forgetful) Watch(ctx context.Context, heard func(int, uint64, []byte), 
 	return f.others.Watch(ctx, heard, missed)
 }
 
-// TestHealsWhenItCanBeClaimed: a store that has lost a partition cannot give it to its owner again at once. The owner
-// keeps what it alone remembers until then.
+// TestHealsWhenItCanBeClaimed: after a loss the store cannot grant the partition to its owner at once. Until it can,
+// the owner keeps what it alone remembers.
 func TestHealsWhenItCanBeClaimed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newForgetful()
@@ -126,7 +126,7 @@ func TestHealsWhenItCanBeClaimed(t *testing.T) {
 				t.Fatal(err)
 			}
 			if is := answer.Results[0].Counters[0].Value; is != want+1 {
-				t.Errorf("after %d changes the counter is %d", want+1, is)
+				t.Errorf("the counter is %d, want %d", is, want+1)
 			}
 
 			store.lose(-1)
@@ -135,7 +135,7 @@ func TestHealsWhenItCanBeClaimed(t *testing.T) {
 	})
 }
 
-// TestWhatWasHealedIsLostAgain: what the store loses twice is written again twice, as long as it was written lately.
+// TestWhatWasHealedIsLostAgain: what the store loses twice is written again twice, if it was written shortly before.
 func TestWhatWasHealedIsLostAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newForgetful()
@@ -150,20 +150,20 @@ func TestWhatWasHealedIsLostAgain(t *testing.T) {
 		store.lose(-1)
 		makes(t, o, increment("other"))
 
-		// By now the first change is old, and the loss was a moment ago.
+		// By now the first change is old, but it was written again only a moment ago.
 		time.Sleep(15 * time.Second)
 		makes(t, o, increment("other"))
 		store.lose(-1)
 		makes(t, o, increment("other"))
 
 		if is := makes(t, o, once); is.Value != 1 {
-			t.Errorf("a change that is repeated under its key makes the counter %d", is.Value)
+			t.Errorf("after a repetition under its key the counter is %d, want 1", is.Value)
 		}
 	})
 }
 
-// TestHealsInPieces: everything comes back in commits of some rows, other partitions are served meanwhile, and who
-// takes the partition over waits for it.
+// TestHealsInPieces: an owner writes lost rows again in small commits. Other partitions are served meanwhile, and a
+// takeover waits for the end.
 func TestHealsInPieces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const counters, most = 2000, 50
@@ -175,12 +175,14 @@ func TestHealsInPieces(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+
 		do := func(partition int, key string) {
 			t.Helper()
 			if _, err := o.Do(t.Context(), owner.Call{Partition: partition, Ops: increment(key)}); err != nil {
 				t.Fatal(err)
 			}
 		}
+
 		var keys []string
 		for i := range counters {
 			keys = append(keys, fmt.Sprint("k", i))
@@ -191,10 +193,11 @@ func TestHealsInPieces(t *testing.T) {
 		for o.Stats().Healed == 0 {
 			time.Sleep(time.Millisecond)
 		}
+
 		began := time.Now()
 		do(1, "other")
 		if took := time.Since(began); took > 10*time.Millisecond {
-			t.Errorf("another partition waited for %v", took)
+			t.Errorf("another partition waited for %v, want 10ms at most", took)
 		}
 		if err := o.Release(t.Context(), 0); err != nil {
 			t.Fatal(err)
@@ -204,19 +207,22 @@ func TestHealsInPieces(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for _, r := range read {
 			if r.Value != 1 {
-				t.Fatalf("%s is %d", r.Key, r.Value)
+				t.Fatalf("%s is %d, want 1", r.Key, r.Value)
 			}
 		}
+
 		if store.most > 2*most || o.Stats().Healed < counters {
-			t.Errorf("a commit has %d rows, and %d rows were healed", store.most, o.Stats().Healed)
+			t.Errorf("the largest commit has %d rows, want %d at most; %d rows were healed, want at least %d",
+				store.most, 2*most, o.Stats().Healed, counters)
 		}
 	})
 }
 
-// TestDiesWhileItHeals: wherever an owner dies that writes again what the store has lost, the next one makes no call
-// twice that the first one had made.
+// TestDiesWhileItHeals: an owner dies at any point while it writes lost rows again. The next owner does not repeat a
+// call that the first one had made.
 func TestDiesWhileItHeals(t *testing.T) {
 	const streams, keys = 40, 25
 	for left := range 30 {
@@ -228,7 +234,7 @@ func TestDiesWhileItHeals(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			// Later calls change the counters of earlier ones, so numbers of counters and streams are mixed.
+			// Several streams share a counter, so that the order of counters is not that of streams.
 			call := func(o *owner.Owner, stream int, repeated bool) counter.Result {
 				t.Helper()
 				c := owner.Call{Partition: 0, Stream: fmt.Sprint("s", stream), Number: 1, Repeated: repeated}
@@ -241,8 +247,10 @@ func TestDiesWhileItHeals(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+
 				return answer.Results[0]
 			}
+
 			made := map[string]int64{}
 			for stream := range streams {
 				made[call(a, stream, false).Counters[0].Key]++
@@ -258,10 +266,12 @@ func TestDiesWhileItHeals(t *testing.T) {
 			if err := b.Own(t.Context(), 0); err != nil {
 				t.Fatal(err)
 			}
+
 			for stream := range streams {
 				c := call(b, stream, true).Counters[0]
 				if c.Value > made[c.Key] {
-					t.Errorf("after %d pieces %s is %d of %d", left, c.Key, c.Value, made[c.Key])
+					t.Errorf("the owner died after %d commits: %s is %d, want at most %d",
+						left, c.Key, c.Value, made[c.Key])
 				}
 			}
 		})

@@ -13,11 +13,11 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// doubtful is a store that makes a commit, loses the answer, and refuses the repetition: the process has claimed the
-// partition again meanwhile, by a message that arrived late.
+// doubtful is a store that makes a commit, loses its answer, and refuses the repetition, because a late message of the
+// same process has claimed the partition again meanwhile.
 type doubtful struct {
 	*rowsmem.Store
-	unanswered atomic.Bool // the next commit has no answer
+	unanswered atomic.Bool // the answer to the next commit is lost
 }
 
 // Commit implements rows.Store, for one partition.
@@ -32,8 +32,8 @@ func (d *doubtful) Commit(ctx context.Context, commits []rows.Commit) []error {
 	return []error{rows.ErrUnavailable}
 }
 
-// TestRefusedAfterItWasMade: the store has made a commit whose repetition it refuses. The owner finds that out when it
-// claims again, so the change is neither made twice nor forgotten.
+// TestRefusedAfterItWasMade: the store has made a commit, and refuses its repetition. The owner finds out when it
+// claims the partition again, so the change is neither made twice nor forgotten.
 func TestRefusedAfterItWasMade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &doubtful{Store: rowsmem.New(rowsmem.Config{})}
@@ -54,16 +54,17 @@ func TestRefusedAfterItWasMade(t *testing.T) {
 		once := increment("k")
 		once[0].IdempotencyKey = counter.IdempotencyKey{1}
 		if is := change(once); is.Replay || is.Counters[0].Value != 2 {
-			t.Errorf("the change in doubt is answered with %+v", is)
+			t.Errorf("the change in doubt is answered with %+v, want 2 and no replay", is)
 		}
 
 		if is := change(increment("k")); is.Counters[0].Value != 3 {
-			t.Errorf("after three changes the counter is %d", is.Counters[0].Value)
+			t.Errorf("after three changes the counter is %d, want 3", is.Counters[0].Value)
 		}
 	})
 }
 
-// silent is a store that makes no commit with rows of partition 0, and answers none, until it is told to.
+// silent is a store that leaves commits with rows of partition 0 without an answer, and makes them only when it is told
+// to.
 type silent struct {
 	*rowsmem.Store
 	isSilent atomic.Bool
@@ -78,8 +79,8 @@ func (s *silent) Commit(ctx context.Context, commits []rows.Commit) []error {
 	return s.Store.Commit(ctx, commits)
 }
 
-// TestReleasedInDoubt: a partition is released while a commit of it is in doubt. The repetition that arrives in the end
-// has all of the commit, although other partitions have used its owner's memory since.
+// TestReleasedInDoubt: a partition is released while a commit of it is in doubt. The repetition that finally arrives
+// has the whole commit, although the owner has reused memory for other partitions since.
 func TestReleasedInDoubt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &silent{Store: rowsmem.New(rowsmem.Config{})}
@@ -98,6 +99,7 @@ func TestReleasedInDoubt(t *testing.T) {
 		if err := o.Own(t.Context(), 1); err != nil {
 			t.Fatal(err)
 		}
+
 		for _, key := range []string{"x", "y"} {
 			if _, err := o.Do(t.Context(), owner.Call{Partition: 1, Ops: increment(key)}); err != nil {
 				t.Fatal(err)
@@ -113,7 +115,7 @@ func TestReleasedInDoubt(t *testing.T) {
 			t.Fatal(err)
 		}
 		if is := answer.Results[0]; !is.Replay || is.Counters[0].Value != 1 {
-			t.Errorf("the repeated change is answered with %+v", is)
+			t.Errorf("the repeated change is answered with %+v, want a replay and the value 1", is)
 		}
 	})
 }

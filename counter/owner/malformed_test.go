@@ -12,23 +12,23 @@ import (
 	"headcount/internal/rows"
 )
 
-// Rows that nobody of ours wrote are malformed to callers as well. They can act as in an outage, but are not told of
-// one.
+// Callers learn that rows are malformed, which another program has written. They can act as in an outage, but the
+// message does not speak of one.
 func TestMalformedRowsAreNoOutage(t *testing.T) {
 	err := unavailable("read", fmt.Errorf("redis: %w: a key", rows.ErrMalformed))
 
 	if !errors.Is(err, counter.ErrMalformed) || !errors.Is(err, counter.ErrUnavailable) {
-		t.Errorf("%v is not malformed, or not unavailable", err)
+		t.Errorf("%v is not both ErrMalformed and ErrUnavailable", err)
 	}
 	if strings.Contains(err.Error(), counter.ErrUnavailable.Error()) {
 		t.Errorf("%q speaks of an outage", err)
 	}
 	if err := unavailable("read", rows.ErrUnavailable); errors.Is(err, counter.ErrMalformed) {
-		t.Errorf("an outage is malformed: %v", err)
+		t.Errorf("an outage is ErrMalformed: %v", err)
 	}
 }
 
-// TestAnOwnerElsewhereSaysThatARowIsMalformed: the sender of a call learns the same as if it owned the row itself.
+// TestAnOwnerElsewhereSaysThatARowIsMalformed: the sender of a call gets the same error as if it owned the row itself.
 func TestAnOwnerElsewhereSaysThatARowIsMalformed(t *testing.T) {
 	call := Call{Number: 1, Ops: []counter.Op{{Changes: []counter.Change{{Key: "views"}}}}}
 	answer := Answer{Results: []counter.Result{{Err: fmt.Errorf("row of %q: %w", "views", ErrMalformed)}}}
@@ -37,16 +37,17 @@ func TestAnOwnerElsewhereSaysThatARowIsMalformed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	is := got.Results[0].Err
 	if !errors.Is(is, counter.ErrMalformed) || errors.Is(is, counter.ErrOp) {
-		t.Errorf("the sender got %v", is)
+		t.Errorf("the sender got %v, want ErrMalformed and not ErrOp", is)
 	}
 	if !strings.Contains(is.Error(), `"views"`) {
 		t.Errorf("%q does not say which row", is)
 	}
 }
 
-// TestForeignRegisters: registers that another program wrote end no process.
+// TestForeignRegisters: an estimate of registers that another program wrote does not panic.
 func TestForeignRegisters(t *testing.T) {
 	h := &head{key: "visitors:1", record: record{life: 1, extent: &extent{}}}
 	d := &draft{p: &partition{}}
@@ -54,7 +55,7 @@ func TestForeignRegisters(t *testing.T) {
 	d.put(r.name(0), []byte{aloneForm, 0xff, 0xff, 0xff})
 
 	if n := (unique{d, h}).Count(); n < 1 {
-		t.Errorf("the estimate of one register is %d", n)
+		t.Errorf("the estimate of one register is %d, want at least 1", n)
 	}
 	r.split(d.get(r.name(0)))
 }
@@ -71,23 +72,25 @@ func (f foreignRow) Scan(
 	return each(f.field, []byte{sparseForm, 0xff, 0xff})
 }
 
+// TestForeignRowsOfTimeBuckets: rows of time buckets with foreign names are malformed, and end no process.
 func TestForeignRowsOfTimeBuckets(t *testing.T) {
 	for _, field := range []string{"00000001" + "ff", "00000001" + "-1", "00000001" + "10", "00000001"} {
 		r := NewReader(foreignRow{field: field}, rows.PartitionOf)
 
 		_, err := r.uniqueGains(t.Context(), &found{head: head{key: "visitors:1"}}, time.Hour, 0, 10)
 		if !errors.Is(err, ErrMalformed) {
-			t.Errorf("a row named %q: %v", field, err)
+			t.Errorf("a row named %q gives %v, want ErrMalformed", field, err)
 		}
 	}
 }
 
-// TestACallOfNoPartition: a partition is an index, and the call may come from a process with a fault.
+// TestACallOfNoPartition: a call with a number that is no partition is refused. Its sender may be faulty, and the
+// number is an index.
 func TestACallOfNoPartition(t *testing.T) {
 	for _, partition := range []int{-1, rows.Partitions} {
 		call := Call{Partition: partition, Number: 1}
 		if got, err := ParseCall(AppendCall(nil, &call), &Rules{}); !errors.Is(err, ErrMalformed) {
-			t.Errorf("partition %d: %v, %v", partition, got, err)
+			t.Errorf("partition %d: got %v and error %v, want ErrMalformed", partition, got, err)
 		}
 	}
 }

@@ -20,8 +20,8 @@ func increment(key string) []counter.Op {
 	return []counter.Op{{Changes: []counter.Change{{Key: key, Rule: rule, Verb: counter.Add, Delta: 1}}}}
 }
 
-// TestQueueIsBounded: while the store is silent only so many changes wait. What is beyond is not made, and may say so;
-// what waits is made when the store answers again.
+// TestQueueIsBounded: while the store is silent a bounded number of changes waits. Those beyond are refused and not
+// made. Those that wait are made when the store answers again.
 func TestQueueIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const queue, more = 20, 7
@@ -36,7 +36,7 @@ func TestQueueIsBounded(t *testing.T) {
 		var calls sync.WaitGroup
 		var mu sync.Mutex // guards busy
 		busy := 0
-		for range 1 + queue + more { // the first one is in a turn, and counts as well unless it came alone
+		for range 1 + queue + more { // the first call is in a turn alone, so the queue does not count it
 			calls.Go(func() {
 				_, err := o.Do(t.Context(), owner.Call{Partition: rows.PartitionOf("key"), Ops: increment("key")})
 				mu.Lock()
@@ -45,17 +45,21 @@ func TestQueueIsBounded(t *testing.T) {
 				case errors.Is(err, counter.ErrBusy):
 					busy++
 				case err != nil:
+
 					t.Error(err)
 				}
 			})
+
 			synctest.Wait()
 		}
+
 		store.silent.Store(false)
 		calls.Wait()
 
 		read, err := owner.NewReader(store, rows.PartitionOf).Read(t.Context(), []string{"key"}, "", 0)
 		if err != nil || busy != more || read[0].Value != queue+1 {
-			t.Errorf("%d were refused, and then it is %+v, %v", busy, read, err)
+			t.Errorf("%d calls were refused, want %d; then the counter is %+v (%v), want %d",
+				busy, more, read, err, queue+1)
 		}
 	})
 }
@@ -73,7 +77,7 @@ func (c *counting) Read(ctx context.Context, addresses []rows.Address) []rows.Fo
 	return c.Store.Read(ctx, addresses)
 }
 
-// TestMemoryIsBounded: rows that were used lately are not read again, and those that were not used for long are.
+// TestMemoryIsBounded: a row that was used lately is not read again, and one that was not used for long is.
 func TestMemoryIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const room = 64 << 10
@@ -85,6 +89,7 @@ func TestMemoryIsBounded(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+
 		touch := func(key string) (reads int) {
 			t.Helper()
 			before := store.read
@@ -92,17 +97,19 @@ func TestMemoryIsBounded(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			return store.read - before
 		}
 
 		touch("old")
 		touch("hot")
-		for i := range 5000 { // more than there is room for
+		for i := range 5000 { // more rows than have room
 			touch(fmt.Sprint("key ", i))
 			if n := touch("hot"); n > 0 {
-				t.Fatalf("a busy row was read again after %d others", i)
+				t.Fatalf("a row in use was read again after %d other rows", i)
 			}
 		}
+
 		if touch("key 4999") > 0 || touch("old") == 0 {
 			t.Error("the newest row was forgotten, or the oldest was kept")
 		}

@@ -14,7 +14,7 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// asked counts how often it is asked. As over a network, each question takes a while.
+// asked counts the calls to the store. Each takes a while, like calls over a network.
 type asked struct {
 	*rowsmem.Store
 	times atomic.Int64
@@ -36,11 +36,11 @@ func (a *asked) Scan(
 	return a.Store.Scan(ctx, partition, collection, after, each)
 }
 
-// TestHistoriesAreReadTogether: a top list, which has the histories of many counters, asks the store as often as for
-// few of them.
+// TestHistoriesAreReadTogether: a top list, which has the histories of many counters, needs no more calls to the store
+// than the histories of a few counters.
 func TestHistoriesAreReadTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const keys, minutes = 200, 130 // 130 minutes are in three rows or four
+		const keys, minutes = 200, 130 // 130 minutes are in three or four rows
 		store := &asked{Store: rowsmem.New(rowsmem.Config{})}
 		o := owner.New(store, owner.Config{Name: "only", VerifyEvery: -1})
 		for id := range rows.Partitions {
@@ -57,6 +57,7 @@ func TestHistoriesAreReadTogether(t *testing.T) {
 		for i := range keys {
 			names = append(names, fmt.Sprint("views:", i))
 		}
+
 		for range minutes {
 			for i, key := range names {
 				add := counter.Change{Key: key, Rule: rule, Verb: counter.Add, Delta: int64(i + 1)}
@@ -67,27 +68,29 @@ func TestHistoriesAreReadTogether(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+
 			time.Sleep(time.Minute)
 		}
 
-		o.Close() // it also reads when it sweeps what has expired
+		o.Close() // its sweeps of expired rows would read as well
 		store.times.Store(0)
 		reader := owner.NewReader(store, rows.PartitionOf)
 		histories, err := reader.Histories(t.Context(), names, time.Minute, began, began+minutes)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := store.times.Load(); n > 3 { // heads, heads of exact counters that have become sums, and histories
-			t.Errorf("the store was asked %d times", n)
+		if n := store.times.Load(); n > 3 { // for heads, heads of exact counters that became sums, and histories
+			t.Errorf("the store was asked %d times, want at most 3", n)
 		}
 
 		for i, gains := range histories {
 			if len(gains) != minutes {
 				t.Fatalf("%q has %d minutes, want %d", names[i], len(gains), minutes)
 			}
+
 			for at, gain := range gains {
 				if gain.Number != began+int64(at) || gain.Value != int64(i+1) {
-					t.Fatalf("%q gained %+v in minute %d", names[i], gain, at)
+					t.Fatalf("in minute %d %q gained %+v, want %d", at, names[i], gain, i+1)
 				}
 			}
 		}

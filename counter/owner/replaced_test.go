@@ -12,8 +12,9 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// TestAReplacedOwnerAnswersNothing: an owner that another one has replaced, and that does not know yet, gives no answer
-// by what it remembers, also where it would change nothing: a removed member would stay, and a free seat be refused.
+// TestAReplacedOwnerAnswersNothing: an owner was replaced and does not know it yet. It answers nothing from memory,
+// even where the answer would change nothing: otherwise a removed member would seem to stay, and a free seat would be
+// refused.
 func TestAReplacedOwnerAnswersNothing(t *testing.T) {
 	rules := counter.BuiltinRules()
 	edit := func(join, leave []string) owner.Call {
@@ -24,10 +25,12 @@ func TestAReplacedOwnerAnswersNothing(t *testing.T) {
 			Partition: rows.PartitionOf("likes:1"), Ops: []counter.Op{{Changes: []counter.Change{change}}},
 		}
 	}
+
 	sell := func(n int64) owner.Call {
 		change := counter.Change{Key: "stock:1", Rule: rules.Find("stock:1"), Verb: counter.Add, Delta: n}
 		return owner.Call{Partition: owner.ExactPartition, Ops: []counter.Op{{Changes: []counter.Change{change}}}}
 	}
+
 	ask := func(cost int64) owner.Call {
 		name := limit.Name{Key: "a", Algorithm: limit.Log, Window: 60_000}
 		asked := []limit.Request{{Name: name, Limit: 2, Cost: cost}}
@@ -60,7 +63,7 @@ func TestAReplacedOwnerAnswersNothing(t *testing.T) {
 				}
 
 				if answer, err := former.Do(t.Context(), tc.stale); !errors.Is(err, owner.ErrNotOwner) {
-					t.Errorf("the former owner answers %+v, %v", answer, err)
+					t.Errorf("the former owner answers %+v, %v; want ErrNotOwner", answer, err)
 				}
 			})
 		})

@@ -21,13 +21,14 @@ func (away) Read(_ context.Context, addresses []rows.Address) []rows.Found {
 	return found
 }
 
-// TestAnExportWhileTheStoreFails: what other regions have cannot be read, which is an error like any other.
+// TestAnExportWhileTheStoreFails: if the shares of other regions cannot be read, the export fails with the error of the
+// store.
 func TestAnExportWhileTheStoreFails(t *testing.T) {
 	r := NewReader(away{}, func(string) int { return 7 })
 	sum := found{head: head{key: "views"}}
 	sum.Kind = counter.Sum
 
 	if _, err := r.elsewhere(t.Context(), &sum); !errors.Is(err, counter.ErrUnavailable) {
-		t.Errorf("the error is %v", err)
+		t.Errorf("the error is %v, want ErrUnavailable", err)
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// halfSilent is a store like a Cluster of which one master says nothing: every second partition has no answer, and a
-// call about several partitions ends when its time is up.
+// halfSilent is a store like a Redis Cluster with a silent master: every second partition gets no answer, and a call
+// about several partitions lasts until its timeout.
 type halfSilent struct {
 	*rowsmem.Store
 	refuses bool // every second partition cannot be claimed
@@ -48,34 +48,35 @@ func (h *halfSilent) Claim(ctx context.Context, name string, partitions []rows.F
 	return claims, err
 }
 
-// TestClaimsApart: partitions that cannot be claimed do not keep others from being owned.
+// TestClaimsApart: a partition that cannot be claimed does not keep others from being owned.
 func TestClaimsApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := owner.New(&halfSilent{rowsmem.New(rowsmem.Config{}), true}, owner.Config{Name: "a"})
 		defer o.Close()
 		if err := o.Own(t.Context(), 0, 1, 2, 3); !errors.Is(err, rows.ErrUnavailable) {
-			t.Errorf("two of four cannot be claimed: %v", err)
+			t.Errorf("two of four partitions cannot be claimed, and Own returns %v, want ErrUnavailable", err)
 		}
 		for id := range 4 {
 			if o.Owns(id) != (id%2 == 0) {
-				t.Errorf("partition %d is owned: %v", id, o.Owns(id))
+				t.Errorf("partition %d is owned: %v, want %v", id, o.Owns(id), id%2 == 0)
 			}
 		}
 	})
 }
 
-// TestSilentPartitionsAreSetAside: partitions whose commits have no answer hold up others for a moment, and then no
-// more.
+// TestSilentPartitionsAreSetAside: partitions whose commits get no answer delay the others at first, and then no more.
 func TestSilentPartitionsAreSetAside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const timeout = 500 * time.Millisecond
 		o := owner.New(&halfSilent{Store: rowsmem.New(rowsmem.Config{})},
 			owner.Config{Name: "a", WriteTimeout: timeout})
 		defer o.Close()
+
 		var all []int
 		for id := range rows.Partitions {
 			all = append(all, id)
 		}
+
 		if err := o.Own(t.Context(), all...); err != nil {
 			t.Fatal(err)
 		}
@@ -86,6 +87,7 @@ func TestSilentPartitionsAreSetAside(t *testing.T) {
 		for id := 1; id < rows.Partitions; id += 2 {
 			calls.Go(func() { _, _ = o.Do(ctx, owner.Call{Partition: id, Ops: increment("silent")}) })
 		}
+
 		began := time.Now()
 		var first, later time.Duration // the longest waits
 		for ctx.Err() == nil {
@@ -93,6 +95,7 @@ func TestSilentPartitionsAreSetAside(t *testing.T) {
 			if _, err := o.Do(ctx, owner.Call{Partition: 0, Ops: increment("key")}); err != nil && ctx.Err() == nil {
 				t.Fatal(err)
 			}
+
 			took := time.Since(start)
 			if time.Since(began) < 3*time.Second {
 				first = max(first, took)
@@ -101,9 +104,12 @@ func TestSilentPartitionsAreSetAside(t *testing.T) {
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
+
 		calls.Wait()
+
 		if first > 2*timeout+10*time.Millisecond || later > 5*time.Millisecond {
-			t.Errorf("another partition waited for %v, and later for %v", first, later)
+			t.Errorf("another partition waited for %v at first, want %v at most, and later for %v, want 5ms at most",
+				first, 2*timeout+10*time.Millisecond, later)
 		}
 	})
 }

@@ -11,7 +11,7 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// failing acknowledges commits and loses them, as a Redis does before a failover, while it is told to.
+// failing acknowledges commits and loses them, while it is told to, as a Redis does just before a failover.
 type failing struct {
 	*rowsmem.Store
 	loses bool
@@ -37,7 +37,7 @@ func begin(t *testing.T, name string, store rows.Store) *owner.Owner {
 	return o
 }
 
-// makes makes operations in partition 0, and returns the counter of the last one.
+// makes makes operations in partition 0, and returns the counter as the last one left it.
 func makes(t *testing.T, o *owner.Owner, ops []counter.Op) counter.Counter {
 	t.Helper()
 	answer, err := o.Do(t.Context(), owner.Call{Partition: 0, Ops: ops})
@@ -52,8 +52,8 @@ func makes(t *testing.T, o *owner.Owner, ops []counter.Op) counter.Counter {
 	return last.Counters[0]
 }
 
-// TestVersionsAfterALoss: the store loses what an owner has acknowledged, and the owner dies with it. The values of the
-// next owner have greater versions than those that were seen, else everybody would keep these.
+// TestVersionsAfterALoss: the store loses what an owner has acknowledged, and the owner dies. The values of the next
+// owner have greater versions than those that clients have seen; otherwise clients would keep the old values.
 func TestVersionsAfterALoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &failing{Store: rowsmem.New(rowsmem.Config{})}
@@ -61,11 +61,13 @@ func TestVersionsAfterALoss(t *testing.T) {
 		for range 3 {
 			makes(t, a, increment("k"))
 		}
+
 		store.loses = true
 		var seen counter.Counter
 		for range 3 {
 			seen = makes(t, a, increment("k"))
 		}
+
 		a.Close()
 		store.loses = false
 
@@ -73,14 +75,14 @@ func TestVersionsAfterALoss(t *testing.T) {
 		defer b.Close()
 		is := makes(t, b, increment("k"))
 		if seen.Value != 6 || is.Value != 4 || is.Version.Compare(seen.Version) <= 0 {
-			t.Errorf("seen was %d with version %v, and now it is %d with %v",
+			t.Errorf("clients saw %d with version %v, now it is %d with %v; want 6, then 4 with a greater version",
 				seen.Value, seen.Version, is.Value, is.Version)
 		}
 	})
 }
 
-// TestVersionsAfterADeletion: a counter that was deleted comes back by an older export, at another owner. Its version
-// is greater than those from before the deletion.
+// TestVersionsAfterADeletion: a counter that was deleted is imported again, at another owner. Its version is greater
+// than those from before the deletion.
 func TestVersionsAfterADeletion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := rowsmem.New(rowsmem.Config{})
@@ -99,7 +101,7 @@ func TestVersionsAfterADeletion(t *testing.T) {
 		export := &owner.Restore{Rules: &counter.Rules{}, Copies: []counter.Copy{{Key: "k", State: state}}}
 		answer, err := b.Do(t.Context(), owner.Call{Partition: 0, More: &owner.More{Restore: export}})
 		if err != nil || answer.More.Restored != 1 {
-			t.Fatalf("%+v, %v", answer.More, err)
+			t.Fatalf("the import has %+v, %v; want one restored counter", answer.More, err)
 		}
 
 		read, err := owner.NewReader(store, func(string) int { return 0 }).Read(t.Context(), []string{"k"}, "", 0)
@@ -107,7 +109,8 @@ func TestVersionsAfterADeletion(t *testing.T) {
 			t.Fatal(err)
 		}
 		if is := read[0]; is.Value != 1 || is.Version.Compare(seen.Version) <= 0 {
-			t.Errorf("the import has %d with version %v, and %v was seen", is.Value, is.Version, seen.Version)
+			t.Errorf("the counter is %d with version %v, want 1 with one greater than %v",
+				is.Value, is.Version, seen.Version)
 		}
 	})
 }

@@ -16,8 +16,8 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// TestTogetherOrNotAtAll: of calls that belong together none is made when one of them is refused, or has an owner
-// elsewhere, and the owner goes on.
+// TestTogetherOrNotAtAll: if one of several calls that belong together is refused, or has its owner elsewhere, none of
+// them is made, and the owner goes on.
 func TestTogetherOrNotAtAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		apart := keysApart(3)
@@ -36,41 +36,45 @@ func TestTogetherOrNotAtAll(t *testing.T) {
 				ops[0].Changes[0].Delta = n
 				calls = append(calls, owner.Call{Partition: rows.PartitionOf(key), Ops: ops})
 			}
+
 			return calls
 		}
+
 		values := func() [2]int64 {
 			t.Helper()
 			read, err := owner.NewReader(store, rows.PartitionOf).Read(t.Context(), keys, "", 0)
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			return [2]int64{read[0].Value, read[1].Value}
 		}
 
 		outcomes, made, err := o.DoTogether(t.Context(), adds(2, keys...))
 		if !made || err != nil || outcomes[1].Results[0].Counters[0].Value != 2 {
-			t.Fatalf("%+v, %t", outcomes, made)
+			t.Fatalf("made: %t, %v, with %+v; want both counters at 2", made, err, outcomes)
 		}
 
 		if _, made, err := o.DoTogether(t.Context(), adds(2, keys[0], foreign)); made || err != nil {
-			t.Error("it was made in part")
-		}
-		overflow := append(adds(2, keys[0]), adds(math.MaxInt64, keys[1])...)
-		if _, made, err := o.DoTogether(t.Context(), overflow); made || err != nil {
-			t.Error("it was made although a part is refused")
-		}
-		if got := values(); got != [2]int64{2, 2} {
-			t.Errorf("the values are %v", got)
+			t.Errorf("with a foreign partition: made %t, %v; want not made, and no error", made, err)
 		}
 
-		// Each by itself is another matter.
+		overflow := append(adds(2, keys[0]), adds(math.MaxInt64, keys[1])...)
+		if _, made, err := o.DoTogether(t.Context(), overflow); made || err != nil {
+			t.Errorf("with a refused part: made %t, %v; want not made, and no error", made, err)
+		}
+		if got := values(); got != [2]int64{2, 2} {
+			t.Errorf("the values are %v, want 2 and 2", got)
+		}
+
+		// Made separately, the call that is not refused takes effect.
 		separate := o.DoAll(t.Context(), overflow)
 		var conflict *counter.Conflict
 		if separate[0].Err != nil || !errors.As(separate[1].Results[0].Err, &conflict) {
-			t.Errorf("%+v", separate)
+			t.Errorf("separate calls are answered with %+v, want success and a conflict", separate)
 		}
 		if got := values(); got != [2]int64{4, 2} {
-			t.Errorf("the values are %v", got)
+			t.Errorf("the values are %v, want 4 and 2", got)
 		}
 	})
 }

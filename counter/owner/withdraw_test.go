@@ -35,7 +35,7 @@ func (l *losing) Commit(ctx context.Context, commits []rows.Commit) []error {
 	return l.Store.Commit(ctx, commits)
 }
 
-// TestCallersGetTheirOperationsBack: after a caller has given up, it may use the memory of its operations again, also
+// TestCallersGetTheirOperationsBack: a caller that has given up may reuse the memory of its operations at once, even
 // while the owner does not know yet whether they were made.
 func TestCallersGetTheirOperationsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -53,10 +53,10 @@ func TestCallersGetTheirOperationsBack(t *testing.T) {
 		defer cancel()
 		_, err := o.Do(ctx, owner.Call{Partition: rows.PartitionOf("key"), Ops: ops})
 		if !errors.Is(err, counter.ErrUnavailable) {
-			t.Fatalf("the store is silent, and Do says %v", err)
+			t.Fatalf("while the store is silent Do returns %v, want ErrUnavailable", err)
 		}
 
-		ops[0].Changes[0].Delta = 100 // of another operation
+		ops[0].Changes[0].Delta = 100 // the caller reuses the memory
 		store.lost.Store(true)
 		store.silent.Store(false)
 		time.Sleep(10 * time.Second)
@@ -64,9 +64,10 @@ func TestCallersGetTheirOperationsBack(t *testing.T) {
 		if _, err := o.Do(t.Context(), owner.Call{Partition: rows.PartitionOf("key"), Ops: other}); err != nil {
 			t.Fatal(err)
 		}
+
 		read, err := owner.NewReader(store, rows.PartitionOf).Read(t.Context(), []string{"key"}, "", 0)
 		if err != nil || read[0].Value > 2 {
-			t.Errorf("%+v, %v", read, err)
+			t.Errorf("the counter is %+v, %v; want 2 at most", read, err)
 		}
 	})
 }
