@@ -12,13 +12,13 @@ import (
 	"headcount/gateway/websocket"
 )
 
-// taking is a client that takes all that it is sent.
+// taking is a connection whose client takes all that it is sent.
 type taking struct{ net.Conn }
 
 func (taking) Write(p []byte) (int, error)      { return len(p), nil }
 func (taking) SetWriteDeadline(time.Time) error { return nil }
 
-// The answer to a ping of the gateway is free, even when the client has used up its rate.
+// A client's answer to a ping of the gateway is free, even when the client has used up its rate.
 func TestPongToOurPingIsFree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hub := fanout.New(fanout.Config{
@@ -27,19 +27,19 @@ func TestPongToOurPingIsFree(t *testing.T) {
 		c := New(Config{Hub: hub, Group: &sync.WaitGroup{}}).newConn(taking{}, identity.Identity{}, nil)
 
 		for range 3 {
-			synctest.Wait() // for the end of the last write
+			synctest.Wait() // until the last write has ended
 			if !c.Ping() {
 				t.Fatal("no ping was sent")
 			}
 			if !c.charge(websocket.Pong) {
-				t.Fatal("the answer was charged")
+				t.Fatal("the pong that answers a ping was charged")
 			}
 		}
 
 		before := c.messagesRate
 		c.charge(websocket.Pong)
 		if c.messagesRate <= before {
-			t.Fatalf("a pong that nobody asked for is free: all is back at %s, then at %s", before, c.messagesRate)
+			t.Fatalf("an unasked pong was free: the rate is used up until %s, then until %s", before, c.messagesRate)
 		}
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
+// Counts are rounded to significant digits.
 func TestSignificant(t *testing.T) {
 	for _, tc := range []struct {
 		n      int64
@@ -24,7 +25,7 @@ func TestSignificant(t *testing.T) {
 		}
 	}
 
-	// What holds for all numbers: their order, the digits that are left, and how far a number is from its rounded one.
+	// For all numbers: rounding keeps their order, leaves few digits, is idempotent, and is not far off.
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := rapid.Int64Range(0, 1<<60).Draw(t, "a"), rapid.Int64Range(0, 1<<60).Draw(t, "b")
 		digits := uint8(rapid.IntRange(1, maxPrecision).Draw(t, "digits"))
@@ -34,10 +35,11 @@ func TestSignificant(t *testing.T) {
 			t.Fatalf("%d and %d are rounded to %d and %d", a, b, ra, rb)
 		}
 		if text := strings.TrimRight(strconv.FormatInt(ra, 10), "0"); len(text) > int(digits) {
-			t.Fatalf("%d has more than %d digits", ra, digits)
+			t.Fatalf("significant(%d, %d) = %d has more digits", a, digits, ra)
 		}
 		if significant(ra, digits) != ra || float64(max(ra-a, a-ra)) > 0.5*float64(a) {
-			t.Fatalf("significant(%d, %d) = %d", a, digits, ra)
+			t.Fatalf("significant(%d, %d) = %d, which changes when it is rounded again, or is off by half",
+				a, digits, ra)
 		}
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"headcount/presence"
 )
 
+// Messages of clients are parsed into what they ask for.
 func TestParseMessage(t *testing.T) {
 	for text, want := range map[string]message{
 		`{"type":"join","page":"p"}`:                    {kind: typeJoin, pages: []string{"p"}},
@@ -31,7 +32,7 @@ func TestParseMessage(t *testing.T) {
 		},
 		` {"type":"heartbeat"} `: {kind: typeHeartbeat, pages: nil},
 		`{"type":"read"}`:        {kind: typeRead, pages: nil},
-		// Names of members have one case, unlike in structs of Go.
+		// The names of members are case-sensitive, unlike those that encoding/json matches.
 		`{"type":"join","page":"\u0041","Type":"bad"}`: {kind: typeJoin, pages: []string{"A"}},
 	} {
 		m, err := parseMessage([]byte(text))
@@ -42,6 +43,7 @@ func TestParseMessage(t *testing.T) {
 	}
 }
 
+// Each malformed message is answered with its own code.
 func TestParseMessageFaults(t *testing.T) {
 	for text, want := range map[string]string{
 		``: calls.CodeBadJSON, `{`: calls.CodeBadJSON, `null`: calls.CodeBadJSON, `[]`: calls.CodeBadJSON,
@@ -81,7 +83,7 @@ func TestParseMessageFaults(t *testing.T) {
 	}
 }
 
-// A client finds the page or counter at fault by its whole name.
+// A fault names the page or counter in full, so that the client can find it.
 func TestFaultsHaveWholeNames(t *testing.T) {
 	long := strings.Repeat("é", 164)
 	for _, text := range []string{
@@ -92,7 +94,7 @@ func TestFaultsHaveWholeNames(t *testing.T) {
 		_, err := parseMessage([]byte(text))
 		var f *fault
 		if !errors.As(err, &f) || f.value != long {
-			t.Errorf("%.40s: %v", text, err)
+			t.Errorf("%.40s: the fault is %v, want one that names the whole key", text, err)
 		}
 	}
 }
@@ -108,40 +110,45 @@ func FuzzParseMessage(f *testing.F) {
 	} {
 		f.Add([]byte(text))
 	}
+
 	f.Fuzz(func(t *testing.T, text []byte) {
 		m, err := parseMessage(text)
 
-		// The short way of a join decides nothing else than encoding/json.
+		// The fast path for joins gives the same result as encoding/json.
 		same, sameErr := decodeMessage(text)
 		if !reflect.DeepEqual(m, same) || !reflect.DeepEqual(err, sameErr) {
-			t.Fatalf("%q is %+v, %v; encoding/json has %+v, %v", text, m, err, same, sameErr)
+			t.Fatalf("%q is parsed as %+v, %v; by encoding/json as %+v, %v", text, m, err, same, sameErr)
 		}
 
 		if err == nil {
 			if m.precision > maxPrecision {
 				t.Fatalf("%q let the precision %d pass", text, m.precision)
 			}
+
 			for _, page := range m.pages {
 				if presence.CheckReadable(page) != nil {
 					t.Fatalf("%q let the page %q pass", text, page)
 				}
 			}
+
 			for _, key := range m.counters {
 				if counter.CheckKey(key) != nil {
 					t.Fatalf("%q let the counter %q pass", text, key)
 				}
 			}
+
 			return
 		}
 
-		// Whatever the client has sent, it gets a frame that it can read.
+		// Whatever the client has sent, it gets a readable error frame.
 		var f *fault
 		if !errors.As(err, &f) {
 			t.Fatalf("%q: %v is no fault", text, err)
 		}
-		out := f.appendJSON(nil) // a "<" becomes \u003c
+
+		out := f.appendJSON(nil) // longer than the message, since a "<" becomes \u003c
 		if !json.Valid(out) || !utf8.Valid(out) || len(out) > 4096+6*len(text) {
-			t.Fatalf("%q: the error frame is %q", text, out)
+			t.Fatalf("%q: the error frame is %q, want valid JSON of bounded length", text, out)
 		}
 	})
 }

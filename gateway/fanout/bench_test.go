@@ -35,7 +35,7 @@ func benchHub(b *testing.B) *Hub {
 	return h
 }
 
-// One update of a topic, written to all its subscribers.
+// BenchmarkUpdate measures one update of a topic that is written to all its subscribers.
 func BenchmarkUpdate(b *testing.B) {
 	for _, subscribers := range []int{1, 100, 10_000} {
 		b.Run(strconv.Itoa(subscribers), func(b *testing.B) {
@@ -48,7 +48,7 @@ func BenchmarkUpdate(b *testing.B) {
 				all[i].Subscribe([]presence.Topic{topic}, 0)
 			}
 
-			h.topics[topic].endpoint = attached // no store attaches it here
+			h.topics[topic].endpoint = attached // there is no store that would attach it
 			b.ReportAllocs()
 
 			sequence := uint64(0)
@@ -70,7 +70,7 @@ func BenchmarkUpdate(b *testing.B) {
 	}
 }
 
-// A hundred topics that a subscriber wants and leaves again.
+// BenchmarkSubscribe measures a subscriber that wants a hundred topics and leaves them again.
 func BenchmarkSubscribe(b *testing.B) {
 	h := benchHub(b)
 	topics := make([]presence.Topic, 100)
@@ -92,7 +92,7 @@ func BenchmarkSubscribe(b *testing.B) {
 	}
 }
 
-// A number of each of a thousand subscribers.
+// BenchmarkNumbers measures the delivery of a number to each of a thousand subscribers.
 func BenchmarkNumbers(b *testing.B) {
 	h := benchHub(b)
 	h.cfg.Numbers = digits{}

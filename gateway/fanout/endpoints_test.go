@@ -14,8 +14,8 @@ import (
 	"headcount/presence/presencemem"
 )
 
-// TestLostEndpointsAreAttachedAgain: lost endpoints are attached again within 10 s, in which every count has to be
-// right again: all of them, half of them, and a single one of whatever bucket.
+// TestLostEndpointsAreAttachedAgain: lost endpoints are attached again within 10 s, the time in which every count must
+// be right again. The store loses all of them, half of them, or a single one of any bucket.
 func TestLostEndpointsAreAttachedAgain(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		store.brings(version(1)) // stale topics would be attached again anyway
@@ -48,7 +48,7 @@ func TestLostEndpointsAreAttachedAgain(t *testing.T) {
 			}
 
 			if n := missing(); n != len(lost) {
-				t.Fatalf("%d of %d are gone", n, len(lost))
+				t.Fatalf("%d endpoints are missing, want the %d that were detached", n, len(lost))
 			}
 			time.Sleep(10 * time.Second)
 			if n := missing(); n > 0 {
@@ -58,13 +58,13 @@ func TestLostEndpointsAreAttachedAgain(t *testing.T) {
 	})
 }
 
-// calls is a store that counts the topics it is asked for, and that can be away.
+// calls is a store that counts the topics of its calls, and that can be away.
 type calls struct {
 	*presencemem.Store
 	away           atomic.Bool
-	attach, detach atomic.Int64                    // topics
-	failDetach     atomic.Int64                    // this many times
-	during         func()                          // an attach, once
+	attach, detach atomic.Int64                    // how many topics
+	failDetach     atomic.Int64                    // how many detaches fail
+	during         func()                          // called once, during the next attach
 	newest         atomic.Pointer[presence.Update] // what a read returns, and an attach once it is set
 	reads          atomic.Int64
 	slow           time.Duration // how long a read takes
@@ -84,10 +84,11 @@ func (c *calls) Updates(_ context.Context, topics []presence.Topic) ([]presence.
 		}
 		updates[i].Topic = t
 	}
+
 	return updates, nil
 }
 
-// brings says what the store returns from now on.
+// brings sets the update that the store returns from now on.
 func (c *calls) brings(u presence.Update) { c.newest.Store(&u) }
 
 func (c *calls) Attach(ctx context.Context, life string, topics []presence.Topic) ([]presence.Update, error) {
@@ -121,7 +122,7 @@ func (c *calls) Detach(ctx context.Context, life string, topics []presence.Topic
 	return c.Store.Detach(ctx, life, topics)
 }
 
-// withCalls runs a test in a bubble, with a hub that runs over a store of its own.
+// withCalls runs a test in a bubble, with a hub over a store that counts its calls.
 func withCalls(t *testing.T, test func(*testing.T, *Hub, *calls)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -141,7 +142,7 @@ func withCalls(t *testing.T, test func(*testing.T, *Hub, *calls)) {
 	})
 }
 
-// Pages that are wanted and then left are dropped, also while the store is away.
+// Pages that are wanted and then left are dropped, even while the store is away.
 func TestAFloodOfPagesLeavesNothing(t *testing.T) {
 	for _, away := range []bool{false, true} {
 		t.Run(fmt.Sprint("away ", away), func(t *testing.T) {
@@ -158,8 +159,9 @@ func TestAFloodOfPagesLeavesNothing(t *testing.T) {
 						topics[i] = presence.CountTopic(fmt.Sprint("p", round, "-", i))
 						h.Want(topics[i])
 					}
+
 					if round%2 == 0 {
-						synctest.Wait() // attached before they are left
+						synctest.Wait() // the pages are attached before they are left
 					}
 					for _, topic := range topics {
 						h.Unwant(topic)
@@ -170,27 +172,27 @@ func TestAFloodOfPagesLeavesNothing(t *testing.T) {
 					t.Errorf("%d topics are kept, want at most %d", n, most)
 				}
 
-				// The pauses between two attempts grow while the store is away.
+				// While the store is away the pauses between two attempts grow.
 				if asked := store.attach.Load(); away && asked > 1000 {
-					t.Errorf("the store was asked for %d topics while it was away", asked)
+					t.Errorf("while it was away the store was asked for %d topics, want at most 1000", asked)
 				}
 
-				// Within the time of lingering all of them are left.
+				// When they have lingered, all of them are dropped.
 				store.away.Store(false)
 				h.Back()
 				time.Sleep(3 * lingerFor)
 				synctest.Wait()
 				if n := h.Topics(); n > 0 {
-					t.Errorf("%d topics are kept that nobody wants", n)
+					t.Errorf("%d topics are kept without a subscriber, want none", n)
 				}
+
 				wantEndpoints(t, store, 0)
 			})
 		})
 	}
 }
 
-// A newcomer is served in the next turn, even while others want many pages and leave
-// them.
+// A newcomer is served in the next turn, even while other clients want many pages and leave them again.
 func TestANewcomerWaitsForOneTurn(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		// While the first turn runs, others want and leave many pages, and the newcomer wants one.
@@ -212,8 +214,8 @@ func TestANewcomerWaitsForOneTurn(t *testing.T) {
 	})
 }
 
-// The store comes back while a topic lingers. The hub does not attach that topic again,
-// since nobody wants it. A detach that fails is tried again.
+// The store comes back while a topic lingers. The hub does not attach the topic again, since nobody wants it. A detach
+// that fails is repeated.
 func TestNoEndpointWithoutSubscribers(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		topic := presence.CountTopic("p")
@@ -221,7 +223,7 @@ func TestNoEndpointWithoutSubscribers(t *testing.T) {
 		synctest.Wait()
 		wantEndpoints(t, store, 1)
 
-		// The topic lingers from here on.
+		// From here on the topic lingers.
 		h.Unwant(topic)
 		h.Back()
 		store.failDetach.Store(2)
@@ -255,19 +257,19 @@ func wantEndpoints(t *testing.T, store *calls, want int) {
 	}
 }
 
-// exactly is an Encoder that writes nothing.
+// exactly is an Encoder that writes nothing, for a kind without forms.
 type exactly struct{}
 
 func (exactly) Encode(b []byte, _ presence.Update, _ Form) ([]byte, uint64) { return b, 0 }
 
-// wants is a Source that notes what is wanted.
+// wants is a Source that records the wanted topics.
 type wants map[presence.Topic]bool
 
 func (w wants) Want(t presence.Topic)   { w[t] = true }
 func (w wants) Unwant(t presence.Topic) { delete(w, t) }
 
-// Topics of a source do not belong to the store: the hub never asks the store for them,
-// and the source says whether they are stale. They linger as other topics do.
+// Topics of a source do not belong to the store: the hub never asks the store for them, and the source says whether
+// they are stale. They linger like other topics.
 func TestTopicsOfASource(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		kind := presence.KindOf("sourced")
@@ -277,7 +279,7 @@ func TestTopicsOfASource(t *testing.T) {
 
 		h.Want(topic)
 		if !source[topic] {
-			t.Fatal("the source was not asked")
+			t.Fatal("the source was not asked for the topic")
 		}
 
 		tell := func(sequence uint64, stale, want bool) {
@@ -289,7 +291,7 @@ func TestTopicsOfASource(t *testing.T) {
 			h.Update(u)
 			last, known := h.Last(topic)
 			if !known || last.Stale != want || sequence > 0 && last.Version.Sequence != sequence {
-				t.Errorf("told %+v, the hub has %+v, known %t", u, last, known)
+				t.Errorf("after %+v the hub has %+v, known %t; want stale %t", u, last, known, want)
 			}
 		}
 
@@ -302,7 +304,7 @@ func TestTopicsOfASource(t *testing.T) {
 		tell(2, false, false)
 		h.Away()
 		if last, _ := h.Last(topic); last.Stale {
-			t.Error("the store went, and the topic of the source is stale")
+			t.Error("the store is away, and the topic of the source is stale")
 		}
 
 		// A topic that is wanted again while it lingers is wanted as before.
@@ -311,28 +313,28 @@ func TestTopicsOfASource(t *testing.T) {
 		h.Want(topic)
 		time.Sleep(2 * lingerFor)
 		if !source[topic] {
-			t.Error("what came back is not wanted")
+			t.Error("a lingering topic that is wanted again is not wanted of the source")
 		}
 
 		h.Unwant(topic)
 		time.Sleep(2 * lingerFor)
 		synctest.Wait()
 		if len(source) > 0 || h.Topics() > 0 {
-			t.Errorf("%v and %d topics are left", source, h.Topics())
+			t.Errorf("the source still has %v, and the hub %d topics; want none", source, h.Topics())
 		}
 
 		if n := store.attach.Load() + store.detach.Load(); n > 0 {
-			t.Errorf("the store was asked for %d topics", n)
+			t.Errorf("the store was asked for %d topics, want none", n)
 		}
 	})
 }
 
-// An update may arrive after the store has gone: it is newer, but nobody knows what followed it.
+// An update that arrives after the store has gone is taken, but is stale: it may be outdated already.
 func TestUpdatesAreStaleWhileTheStoreIsAway(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		topic := presence.CountTopic("p")
 		h.Want(topic)
-		synctest.Wait() // it is attached
+		synctest.Wait() // until it is attached
 
 		want := func(sequence uint64, stale bool) {
 			t.Helper()

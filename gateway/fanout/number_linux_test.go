@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// A number comes with the updates that are due, once per interval, and again when
-// the client asks or a write was lost.
+// A client gets its number with the updates that are due, once per interval, and again if it asks or a write was lost.
 func TestNumber(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const interval = 100 * time.Millisecond
@@ -24,7 +23,7 @@ func TestNumber(t *testing.T) {
 			w.expect(t, want...)
 		}
 
-		// The client was told the number in its first frame.
+		// The client's first frame had the number.
 		w.SentUnread(3)
 		w.SendUnread(3, false)
 		expect()
@@ -33,7 +32,7 @@ func TestNumber(t *testing.T) {
 		expect(4)
 		w.SendUnread(5, false)
 		w.SendUnread(6, false)
-		expect() // within the interval
+		expect() // not again within the interval
 
 		time.Sleep(interval)
 		expect(6)
@@ -44,14 +43,14 @@ func TestNumber(t *testing.T) {
 		w.Free()
 		expect(6)
 
-		// For a client that was told nothing yet, the first number is news, even 0.
+		// A client that has no number yet gets the first one, even if it is 0.
 		v := s.watcher(t)
 		defer v.close()
 		v.missed = true
 		v.Free()
 		s.deliver()
 		if got := v.take(t); len(got) != 0 {
-			t.Fatalf("got %q before the number is known", got)
+			t.Fatalf("got %q before the number is known, want nothing", got)
 		}
 
 		v.SendUnread(0, false)
@@ -64,13 +63,13 @@ func TestNumber(t *testing.T) {
 		v.SendUnread(1, true)
 		s.deliver()
 		if got := v.take(t); len(got) != 0 {
-			t.Fatalf("got %q after it left", got)
+			t.Fatalf("got %q after the client left, want nothing", got)
 		}
 	})
 }
 
-// A withheld topic is kept back until it is ready. When patience ends, its updates do not claim to include the user who
-// waits.
+// A withheld topic is kept back until Ready. When the patience ends first, its updates are sent and marked as stale,
+// since the waiting user may be missing.
 func TestWithhold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := loneShard(10 * time.Millisecond)
@@ -82,11 +81,11 @@ func TestWithhold(t *testing.T) {
 		s.deliver()
 		s.sweep()
 		if got := w.take(t); len(got) != 0 {
-			t.Fatalf("got %q while it is withheld", got)
+			t.Fatalf("got %q while the topic is withheld, want nothing", got)
 		}
 
 		w.Ready(topicOf("p"))
-		w.Ready(topicOf("p")) // which is nothing now
+		w.Ready(topicOf("p")) // has no effect: the topic is no longer withheld
 		s.deliver()
 		if got := counts(t, w.take(t)...); len(got) != 1 {
 			t.Fatalf("got %v, want one", got)
@@ -100,7 +99,7 @@ func TestWithhold(t *testing.T) {
 			s.deliver()
 			w.take(t)
 
-			// A stale update says itself that a user may be missing, so it may come sooner.
+			// An update that is stale in any case claims nothing, so it comes after less patience.
 			patience := int(withholdFresh / time.Second)
 			if stale {
 				patience = int(withholdStale / time.Second)
@@ -120,7 +119,7 @@ func TestWithhold(t *testing.T) {
 				time.Sleep(time.Second)
 			}
 
-			// The user who waits may be missing in newer updates, too, until Ready.
+			// Until Ready the waiting user may be missing in newer updates, too.
 			s.update(countOf("p", 1, version+1))
 			s.deliver()
 			if got := counts(t, w.take(t)...); len(got) != 1 || !got[0].Stale {
@@ -136,17 +135,17 @@ func TestWithhold(t *testing.T) {
 		w.Unsubscribe(topicOf("p"))
 		w.Unsubscribe(topicOf("p"))
 		if len(s.topics) != 0 || len(w.places) != 0 {
-			t.Fatalf("%d topics and %d places are left", len(s.topics), len(w.places))
+			t.Fatalf("%d topics and %d places are left, want none", len(s.topics), len(w.places))
 		}
 		w.Leave()
 	})
 }
 
-// A busy shard makes 2^32 passes within weeks. A client that has just come gets its count in each of them.
+// A busy shard makes more than 2^32 passes within weeks. A new client gets its counts even then.
 func TestManyPasses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := loneShard(10 * time.Millisecond)
-		s.pass.id = math.MaxUint32 // with 32 bits the next one would be 0, which is that of a new client
+		s.pass.id = math.MaxUint32 // with 32 bits the next id would be 0, the one that new clients have
 		w := s.watcher(t)
 		defer w.close()
 
@@ -158,7 +157,7 @@ func TestManyPasses(t *testing.T) {
 	})
 }
 
-// A subscribe while the client is paused is no reason to send what the client has, unless in another form.
+// A paused client that subscribes again gets what it has already only in another form.
 func TestSubscribeWhilePaused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const interval = 10 * time.Millisecond
@@ -186,13 +185,14 @@ func TestSubscribeWhilePaused(t *testing.T) {
 
 		w.Pause(false)
 		s.deliver()
-		// The one that has not changed is missing; Renew alone is no reason to send it.
+		// A count that has not changed is missing: Renew alone is no reason to send it.
 		w.expect(t, 78, 80)
 		w.Leave()
 	})
 }
 
-// An update whose write was lost comes although the client is paused, or busy again, when its turn comes.
+// An update whose write was lost is sent again at the client's next turn, even if the client is paused or busy
+// meanwhile.
 func TestALostUpdateIsNotForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := loneShard(10 * time.Millisecond)
@@ -206,12 +206,12 @@ func TestALostUpdateIsNotForgotten(t *testing.T) {
 		w.take(t)
 		time.Sleep(time.Millisecond)
 
-		w.missed = true // as if that write had failed
+		w.missed = true // as after a failed write
 		w.Free()
 		w.Pause(true)
 		s.deliver()
 		if got := w.take(t); len(got) != 0 {
-			t.Fatalf("got %q while it is paused", got)
+			t.Fatalf("got %q while the client is paused, want nothing", got)
 		}
 
 		w.Pause(false)

@@ -7,10 +7,9 @@ import (
 	"headcount/presence"
 )
 
-// TestAStaleUpdateOutdatesAllBefore: a join may be stored in a store that has just lost everything. Its acknowledgement
-// brings a count that lacks other users, so it is stale, but it is newer than all counts from before the loss. Those
-// that are still on their way lack the user who joined: none of them may become the first count that this user sees as
-// right.
+// TestAStaleUpdateOutdatesAllBefore: a user joins when the store has just lost everything. The acknowledgement brings a
+// count that lacks other users: it is stale, but newer than all counts from before the loss. Counts from before that
+// are still on their way lack the user. None of them may become the first count that the user sees as right.
 func TestAStaleUpdateOutdatesAllBefore(t *testing.T) {
 	afterLoss := presence.Update{Topic: readTopic, Version: presence.Version{Incarnation: 2, Sequence: 3}, Stale: true}
 	complete := afterLoss
@@ -36,7 +35,7 @@ func TestAStaleUpdateOutdatesAllBefore(t *testing.T) {
 				late(h, store)
 				synctest.Wait()
 				if last, _ := h.Last(readTopic); !last.Stale {
-					t.Errorf("version %s, which %s outdated, is taken for right", last.Version, afterLoss.Version)
+					t.Errorf("version %s is not stale, though %s has outdated it", last.Version, afterLoss.Version)
 				}
 
 				h.Update(complete)
@@ -54,7 +53,7 @@ func TestAStaleUpdateOutdatesAllBefore(t *testing.T) {
 			h.Want(readTopic)
 			synctest.Wait()
 			if last, known := h.Last(readTopic); known && !last.Stale {
-				t.Errorf("version %s, which %s outdated, is taken for right", last.Version, afterLoss.Version)
+				t.Errorf("version %s is not stale, though %s has outdated it", last.Version, afterLoss.Version)
 			}
 
 			h.Update(complete)
@@ -74,8 +73,8 @@ func (*taker) Close() error     { return nil }
 func (*taker) Ping() bool       { return true }
 func (*taker) Expire()          {}
 
-// TestAMarkIsNotOvertaken: an update and the mark that it may be outdated go to a shard at the same time. Whichever
-// comes last, the shard ends with what the hub has.
+// TestAMarkIsNotOvertaken: an update, and the mark that it may be outdated, go to a shard at the same time. Whichever
+// arrives last, the shard ends with what the hub has.
 func TestAMarkIsNotOvertaken(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		store.brings(version(4))
@@ -97,21 +96,24 @@ func TestAMarkIsNotOvertaken(t *testing.T) {
 		h.Away()
 		marked, _ := h.Last(readTopic)
 		if right.Stale || !marked.Stale || !isMarked() {
-			t.Fatalf("before the doubt stale is %t, then %t", right.Stale, marked.Stale)
+			t.Fatalf("stale is %t before the doubt and %t in it, and the shard has the mark: %t",
+				right.Stale, marked.Stale, isMarked())
 		}
+
 		shard.update(right)
 		if !isMarked() {
-			t.Error("an update that came late took the mark away")
+			t.Error("a late update removed the mark")
 		}
 
 		h.Back()
 		synctest.Wait()
 		if last, _ := h.Last(readTopic); last.Stale || isMarked() {
-			t.Fatal("the mark stays")
+			t.Fatalf("after the doubt the hub has stale %t, and the shard %t; want neither", last.Stale, isMarked())
 		}
+
 		shard.update(marked)
 		if isMarked() {
-			t.Error("a mark that came late stays")
+			t.Error("a late mark was not ignored")
 		}
 	})
 }

@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Whatever the sizes of pages that change all the time, the deliveries come
-// down to the budget, small pages keep the least interval and nobody starves.
+// When all pages change all the time, the deliveries approach the budget, whatever the sizes of the pages. Small pages
+// keep the shortest interval, and no page waits for longer than the longest one.
 func TestPaceFindsTheBudget(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const least = 250 * time.Millisecond
@@ -28,29 +28,29 @@ func TestPaceFindsTheBudget(t *testing.T) {
 			}
 			p.spend(n, now)
 
-			if now > 60*time.Second { // by then the pace has settled
+			if now > 60*time.Second { // the pace has settled
 				rate += float64(n) / 40
 			}
 		}
 
-		// Even at the longest interval these pages need as much.
+		// At least so many deliveries are due even at the longest interval.
 		for _, size := range sizes {
 			possible += float64(size) / maxInterval.Seconds()
 		}
 
 		// The deliveries of one page come in whole rounds of its subscribers, hence the slack.
 		if limit := max(p.budget, possible); rate > 1.5*limit {
-			t.Fatalf("%.0f deliveries/s with a budget of %.0f", rate, p.budget)
+			t.Fatalf("%.0f deliveries/s, want at most 1.5 times %.0f", rate, limit)
 		}
 
 		for _, size := range sizes {
 			if d := p.interval(size); d < least || d > maxInterval {
-				t.Fatalf("interval of %d subscribers is %s", size, d)
+				t.Fatalf("the interval for %d subscribers is %s, want %s to %s", size, d, least, maxInterval)
 			}
 		}
 
 		if total := sum(sizes); float64(total)/least.Seconds() < 0.5*p.budget && p.interval(20_000) != least {
-			t.Fatalf("interval %s though all fits", p.interval(20_000))
+			t.Fatalf("the interval is %s, want the least, since all fits the budget", p.interval(20_000))
 		}
 	})
 }
@@ -62,6 +62,7 @@ func sum(sizes []int) (n int) {
 	return n
 }
 
+// Under load the largest pages get longer intervals, and small ones do not.
 func TestPaceTakesFromTheLargestPages(t *testing.T) {
 	p := pace{budget: 1000, least: 250 * time.Millisecond, stretch: 4}
 	if small, large := p.interval(10), p.interval(1000); small != p.least || large != 4*time.Second {

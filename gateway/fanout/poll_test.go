@@ -12,7 +12,8 @@ import (
 	"headcount/presence"
 )
 
-// polled has one value for all topics; "": none can be read. It may lack something: " lacking".
+// polled has one value for all topics; if it is empty, none can be read. The suffix " lacking" marks a value that lacks
+// something.
 type polled struct{ value atomic.Value }
 
 func (p *polled) Values(_ context.Context, topics []presence.Topic, found func(presence.Topic, string, bool)) {
@@ -24,7 +25,7 @@ func (p *polled) Values(_ context.Context, topics []presence.Topic, found func(p
 	}
 }
 
-// withPoll is withCalls with a Poll that runs, and a topic of its kind.
+// withPoll is withCalls with a running Poll, and a topic that it polls.
 func withPoll(t *testing.T, test func(t *testing.T, h *Hub, poll *Poll, from *polled, topic presence.Topic)) {
 	t.Helper()
 	withCalls(t, func(t *testing.T, h *Hub, _ *calls) {
@@ -43,18 +44,17 @@ func withPoll(t *testing.T, test func(t *testing.T, h *Hub, poll *Poll, from *po
 	})
 }
 
-// What is polled reaches the hub at once and when it has changed, also for a topic that was dropped and is wanted
-// again.
+// A polled value reaches the hub at once and after each change, also when its topic was dropped and is wanted again.
 func TestPoll(t *testing.T) {
 	withPoll(t, func(t *testing.T, h *Hub, poll *Poll, from *polled, topic presence.Topic) {
 		var before presence.Version
 		for round := range 3 {
-			// A topic that comes again has no value from before.
+			// A topic that is wanted again has no value from before.
 			from.value.Store("")
 			h.Want(topic)
 			synctest.Wait()
 			if _, known := h.Last(topic); known {
-				t.Errorf("round %d: there is a value that nobody has found", round)
+				t.Errorf("round %d: the hub has a value before one was read", round)
 			}
 
 			for i := range 5 {
@@ -62,37 +62,39 @@ func TestPoll(t *testing.T) {
 				from.value.Store(value)
 				time.Sleep(pollEvery)
 				synctest.Wait()
-				for range 2 { // the same value is no news
+				for range 2 { // the same value read again is no update
 					is, _ := h.Last(topic)
 					if is.Value != value || is.Version.Compare(before) < 0 {
-						t.Errorf("the hub has %q at %s after %s, want %q", is.Value, is.Version, before, value)
+						t.Errorf("the hub has %q with version %s, want %q and a version from %s on",
+						is.Value, is.Version, value, before)
 					}
+
 					before = is.Version
 					time.Sleep(pollEvery)
 					synctest.Wait()
 				}
 
 				if is, _ := h.Last(topic); is.Version != before {
-					t.Errorf("%q was passed twice", is.Value)
+					t.Errorf("%q, read again, got another version", is.Value)
 				}
 			}
 
 			h.Unwant(topic)
 			time.Sleep(2 * lingerFor)
 			if wanted, all := poll.Wanted(topic); wanted || all > 0 {
-				t.Errorf("%d topics are polled that nobody wants", all)
+				t.Errorf("the topic is still wanted: %t; %d topics are polled, want none", wanted, all)
 			}
 		}
 	})
 }
 
-// What cannot be read any more, and what may lack something, says so in the words of counts.
+// A value that cannot be read any more, or may lack something, is marked as stale like a count.
 func TestPollMarksStaleValues(t *testing.T) {
 	withPoll(t, func(t *testing.T, h *Hub, _ *Poll, from *polled, topic presence.Topic) {
 		from.value.Store(`{"top":[1]} lacking`)
 		h.Want(topic)
 		for _, step := range []struct{ read, want string }{
-			{`{"top":[1]} lacking`, `{"top":[1],"stale":true}`}, // from the beginning
+			{`{"top":[1]} lacking`, `{"top":[1],"stale":true}`}, // stale from the beginning
 			{`{"top":[1]}`, `{"top":[1]}`},
 			{``, `{"top":[1],"stale":true}`},
 			{`{"top":[1,2]}`, `{"top":[1,2]}`},

@@ -16,7 +16,7 @@ func version(sequence uint64) presence.Update {
 	return presence.Update{Topic: readTopic, Version: presence.Version{Incarnation: 1, Sequence: sequence}}
 }
 
-// wantRead checks what read returns, and that it costs the store so many calls.
+// wantRead checks what read returns, and how many calls to the store it makes.
 func wantRead(
 	t *testing.T, store *calls, read func(context.Context, []presence.Topic) ([]presence.Update, bool),
 	want presence.Update, cost int64,
@@ -31,11 +31,11 @@ func wantRead(
 	}
 
 	if calls := store.reads.Load() - before; calls != cost {
-		t.Errorf("that cost the store %d calls, want %d", calls, cost)
+		t.Errorf("the read made %d calls to the store, want %d", calls, cost)
 	}
 }
 
-// A read is never older than one before it, nor than what a subscriber was sent.
+// A read is never older than an earlier one, nor than what a subscriber was sent.
 func TestNoReadIsOlderThanTheOneBefore(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		h.Want(readTopic)
@@ -43,11 +43,11 @@ func TestNoReadIsOlderThanTheOneBefore(t *testing.T) {
 
 		h.Update(version(18))
 		store.brings(version(20))
-		wantRead(t, store, h.Newest, version(18), 0) // as subscribers have it
+		wantRead(t, store, h.Newest, version(18), 0) // what subscribers have
 		wantRead(t, store, h.Read, version(20), 1)
 		wantRead(t, store, h.Newest, version(20), 0)
 
-		store.brings(version(19)) // a read that began earlier and ends later
+		store.brings(version(19)) // the answer to a read that began earlier and ends later
 		wantRead(t, store, h.Read, version(20), 1)
 
 		h.Away()
@@ -58,11 +58,11 @@ func TestNoReadIsOlderThanTheOneBefore(t *testing.T) {
 	})
 }
 
-// A topic that is read twice in a second is followed until it has not been read for a while.
+// A topic that is read twice within a second is followed, until it has not been read for a while.
 func TestABusyTopicIsReadOnce(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		store.brings(version(1))
-		// Reads that are far apart do not make anybody follow the topic.
+		// Reads that are far apart do not make the hub follow the topic.
 		for range 3 {
 			wantRead(t, store, h.Newest, version(1), 1)
 			time.Sleep(2 * readAgain)
@@ -74,7 +74,7 @@ func TestABusyTopicIsReadOnce(t *testing.T) {
 		synctest.Wait()
 		wantEndpoints(t, store, 1)
 
-		h.Update(version(2)) // as its dispatcher sends it
+		h.Update(version(2)) // as from its dispatcher
 		for range 30 {
 			wantRead(t, store, h.Newest, version(2), 0)
 			time.Sleep(lingerFor / 3)
@@ -84,7 +84,7 @@ func TestABusyTopicIsReadOnce(t *testing.T) {
 		time.Sleep(2 * lingerFor)
 		wantEndpoints(t, store, 0)
 		if n := h.Topics(); n > 0 {
-			t.Errorf("%d topics are kept", n)
+			t.Errorf("%d topics are kept without readers, want none", n)
 		}
 
 		store.brings(version(3))
@@ -92,8 +92,8 @@ func TestABusyTopicIsReadOnce(t *testing.T) {
 	})
 }
 
-// A topic that is followed since it was read is read from the store again while its updates may
-// not come: after the endpoint was lost, and while the store is away.
+// A followed topic is read from the store again while its updates may not arrive: after its endpoint was lost, and
+// while the store is away.
 func TestAFollowedTopicIsNotReadFromMemoryInDoubt(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		store.brings(version(1))
@@ -108,10 +108,10 @@ func TestAFollowedTopicIsNotReadFromMemoryInDoubt(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		time.Sleep(lingerFor - time.Second) // within one time of lingering
+		time.Sleep(lingerFor - time.Second) // while the topic still lingers
 		store.brings(version(2))
 		wantRead(t, store, h.Newest, version(2), 1)
-		wantRead(t, store, h.Newest, version(2), 1) // again in a second: followed again
+		wantRead(t, store, h.Newest, version(2), 1) // twice within a second, so it is followed again
 		synctest.Wait()
 		wantEndpoints(t, store, 1)
 
@@ -125,7 +125,7 @@ func TestAFollowedTopicIsNotReadFromMemoryInDoubt(t *testing.T) {
 	})
 }
 
-// While the store is away no topic is followed for readers, and none is kept afterwards.
+// While the store is away the hub follows no topic for readers, and afterwards it keeps none.
 func TestReadersLeaveNothingBehind(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		store.brings(version(1))
@@ -134,7 +134,7 @@ func TestReadersLeaveNothingBehind(t *testing.T) {
 			h.Newest(t.Context(), topics)
 			h.Newest(t.Context(), topics)
 
-			// The store goes and comes back all the time.
+			// The store goes away and comes back again and again.
 			store.away.Store(i%1000 > 500)
 			if i%100 == 0 {
 				synctest.Wait()
@@ -144,19 +144,19 @@ func TestReadersLeaveNothingBehind(t *testing.T) {
 		store.away.Store(false)
 		h.Back()
 		if n := h.Topics(); n > 2*maxLingering {
-			t.Errorf("%d topics are kept", n)
+			t.Errorf("%d topics are kept, want at most %d", n, 2*maxLingering)
 		}
 
 		time.Sleep(3 * lingerFor)
 		synctest.Wait()
 		if n := h.Topics(); n > 0 {
-			t.Errorf("%d topics are kept that nobody reads", n)
+			t.Errorf("%d topics are kept without readers, want none", n)
 		}
 		wantEndpoints(t, store, 0)
 	})
 }
 
-// Reads of one topic at the same time are one call, and a caller who goes takes nobody with it.
+// Simultaneous reads of one topic are one call, and a caller who gives up does not end it for the others.
 func TestConcurrentReadsAreOneCall(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		store.brings(version(1))
@@ -178,16 +178,16 @@ func TestConcurrentReadsAreOneCall(t *testing.T) {
 
 		leave()
 		if <-answers {
-			t.Error("the caller who went has an answer")
+			t.Error("the caller who gave up got an answer")
 		}
 		for range 63 {
 			if !<-answers {
-				t.Error("a caller has no answer")
+				t.Error("a caller who waits got no answer")
 			}
 		}
 
 		if n := store.reads.Load(); n != 1 {
-			t.Errorf("%d calls of the store", n)
+			t.Errorf("%d calls to the store, want 1", n)
 		}
 	})
 }

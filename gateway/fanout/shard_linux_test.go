@@ -24,7 +24,7 @@ import (
 	"headcount/presence"
 )
 
-// loneShard is a shard whose passes the test makes.
+// loneShard returns a shard whose passes the test makes.
 func loneShard(interval time.Duration) *shard {
 	h := New(Config{Numbers: plain{}, Shards: 1, Interval: interval, Budget: 1e6, Ping: time.Minute, Pong: time.Minute})
 	h.Deliver(testKind, plain{})
@@ -37,15 +37,14 @@ var testKind = presence.KindOf("test")
 
 func topicOf(key string) presence.Topic { return presence.Topic{Kind: testKind, Key: key} }
 
-// plain encodes counts as JSON. A form says how many digits are kept, or that the frames
-// are events.
+// plain encodes counts as JSON. The form says how many digits are kept, or that the frames are events.
 type plain struct{}
 
 func (plain) Encode(b []byte, u presence.Update, form Form) (encoded []byte, shown uint64) {
 	n, _ := strconv.ParseInt(u.Value, 10, 64)
 	stale := strconv.FormatBool(u.Stale)
 
-	// The exact form shows every change, so its shown stays 0.
+	// The exact form shows every change, so shown stays 0.
 	if form != 0 && form != events {
 		n = rounded(n, form)
 		shown = xxhash.Sum64String(strconv.FormatInt(n, 10) + stale)
@@ -67,7 +66,7 @@ func (plain) AppendNumber(b []byte, n int64) []byte {
 	return append(strconv.AppendInt(append(b, `{"Page":"own","count":`...), n, 10), '}')
 }
 
-// rounded returns n with only so many significant digits; halves are rounded up.
+// rounded returns n with the given number of significant digits; halves are rounded up.
 func rounded(n int64, digits Form) int64 {
 	unit := int64(1)
 	for i := len(strconv.FormatInt(n, 10)); i > int(digits); i-- {
@@ -77,8 +76,7 @@ func rounded(n int64, digits Form) int64 {
 	return (n + unit/2) / unit * unit
 }
 
-// watcher is a client of a loneShard. Its socket keeps every write apart from the
-// next, so that writes can be counted.
+// watcher is a client of a loneShard. Its socket keeps the writes apart, so that they can be counted.
 type watcher struct {
 	*client
 	fd int
@@ -104,7 +102,7 @@ func (c *client) Close() error { return c.wire.Close() }
 func (c *client) Ping() bool   { return c.Try([]byte("ping")) == nil }
 func (c *client) Expire()      { _ = c.Try([]byte("expired")) }
 
-// These are for socket.Owner. Nothing is read here.
+// The methods below implement socket.Owner. Nothing is read here.
 func (c *client) WriteTimeout() time.Duration             { return time.Minute }
 func (c *client) Slow()                                   {}
 func (c *client) Spawn(f func())                          { go f() }
@@ -119,7 +117,7 @@ func (s *shard) watcher(t testing.TB) watcher {
 		t.Fatal(err)
 	}
 
-	// FileConn makes a descriptor of its own.
+	// FileConn duplicates the descriptor, so the file has to be closed.
 	file := os.NewFile(uintptr(fds[0]), "server")
 	nc, err := net.FileConn(file)
 	_ = file.Close()
@@ -150,13 +148,13 @@ func (w watcher) close() {
 	_ = syscall.Close(w.fd)
 }
 
-// take returns what was written since, one element for each write.
+// take returns what was written since the last call, one element for each write.
 func (w watcher) take(t testing.TB) (writes []string) {
 	t.Helper()
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := syscall.Read(w.fd, buf)
-		// Nothing more was written, or the other side is closed.
+		// There are no more writes, or the other side is closed.
 		if err == syscall.EAGAIN || err == nil && n == 0 {
 			return writes
 		}
@@ -164,11 +162,12 @@ func (w watcher) take(t testing.TB) (writes []string) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		writes = append(writes, string(buf[:n]))
 	}
 }
 
-// expect takes what came, which must be these counts.
+// expect takes what was written, which must be these counts.
 func (w watcher) expect(t testing.TB, want ...int64) {
 	t.Helper()
 	got := counts(t, w.take(t)...)
@@ -177,7 +176,7 @@ func (w watcher) expect(t testing.TB, want ...int64) {
 	}
 }
 
-// counts are those in the text of frames or events, in order.
+// counts returns the counts in the text of frames or events, in order.
 func counts(t testing.TB, texts ...string) (all []shownCount) {
 	t.Helper()
 	for _, text := range texts {
@@ -215,7 +214,7 @@ func countOf(key string, n int64, sequence uint64) presence.Update {
 	}
 }
 
-// All pages of one connection that changed go out in one write.
+// All changed pages of one connection are sent in one write.
 func TestManyPagesInOneWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := loneShard(10 * time.Millisecond)
@@ -248,7 +247,7 @@ func TestManyPagesInOneWrite(t *testing.T) {
 	})
 }
 
-// runningShard returns a shard that runs until the test ends, and a watcher who has just come to page p.
+// runningShard returns a shard that runs until the test ends, and a watcher who is new on page p.
 func runningShard(t *testing.T, interval time.Duration) (*shard, watcher) {
 	s := loneShard(interval)
 	w := s.watcher(t)
@@ -262,7 +261,7 @@ func runningShard(t *testing.T, interval time.Duration) (*shard, watcher) {
 	return s, w
 }
 
-// Where people come one by one, those who have just come see each of them at once, too.
+// When people come one by one, new clients see each of them at once, too.
 func TestAChangeThatComesAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const interval = 250 * time.Millisecond
@@ -273,20 +272,20 @@ func TestAChangeThatComesAlone(t *testing.T) {
 			s.update(countOf("p", n+1, uint64(n+1)))
 			time.Sleep(s.quantum)
 			if got := counts(t, w.take(t)...); len(got) != 1 || got[0].Count != n+1 {
-				t.Errorf("a moment after change %d: %v", n+1, got)
+				t.Errorf("just after change %d the client got %v, want the count %d", n+1, got, n+1)
 			}
 		}
 	})
 }
 
-// While a page fills, those who have just come get half as many of its counts, and the last one as early as anybody.
+// While a page fills, a new client gets half as many of its counts, and the last one as early as everybody.
 func TestAPageThatFills(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const interval = 250 * time.Millisecond
 		s, w := runningShard(t, interval)
 
 		last := int64(0)
-		for _, want := range []int{10, 20} { // in 5 s: of one who has just come, and of one who came before
+		for _, want := range []int{10, 20} { // counts in 5 s: for a new client, and for an older one
 			for range 500 {
 				last++
 				s.update(countOf("p", last, uint64(last)))
@@ -305,6 +304,7 @@ func TestAPageThatFills(t *testing.T) {
 	})
 }
 
+// A client gets a count only if it differs in the precision that the client asked for.
 func TestPrecision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const interval = 100 * time.Millisecond
@@ -326,7 +326,7 @@ func TestPrecision(t *testing.T) {
 
 		watch := func(w watcher, precision Form) {
 			t.Helper()
-			time.Sleep(interval) // or the answer waits
+			time.Sleep(interval) // otherwise the answer waits
 			w.watch(precision, "p")
 			s.deliver()
 		}
@@ -345,14 +345,14 @@ func TestPrecision(t *testing.T) {
 		exact.expect(t, 1250)
 		rough.expect(t, 1300)
 
-		step(1251, true) // a client can see that it is stale
+		step(1251, true) // the mark changes, though the rounded number does not
 		exact.expect(t, 1251)
 		rough.expect(t, 1300)
 		step(1252, false)
 		exact.expect(t, 1252)
 		rough.expect(t, 1300)
 
-		// The count went away and came back between two deliveries, so there is nothing to send.
+		// Between two deliveries the count changed and changed back, so nothing is sent.
 		s.update(countOf("p", 90, 100))
 		s.update(countOf("p", 1260, 101))
 		sequence = 101
@@ -361,7 +361,7 @@ func TestPrecision(t *testing.T) {
 		exact.expect(t, 1260)
 		rough.expect(t)
 
-		// A client that asks again is answered at once, in the precision that it asked for last.
+		// A repeated subscribe is answered at once, in the precision of the last one.
 		watch(rough, 2)
 		rough.expect(t, 1300)
 		watch(rough, 3)
@@ -381,8 +381,7 @@ func TestPrecision(t *testing.T) {
 	})
 }
 
-// A join keeps the precision of a subscription, and its first count comes even
-// when its number is known already.
+// A join keeps the precision of a subscription, and its first count is sent even if its number is known already.
 func TestPrecisionOfJoined(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := loneShard(10 * time.Millisecond)
@@ -406,8 +405,8 @@ func TestPrecisionOfJoined(t *testing.T) {
 	})
 }
 
-// Whatever changes, and whenever, subscribers of all precisions have the newest
-// number in the end, and none is told the same number twice in a row.
+// Whatever changes, and whenever, in the end subscribers of all precisions have the newest number, and none of them
+// gets the same number twice in a row.
 func TestPrecisionProperties(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		const interval = 10 * time.Millisecond
@@ -447,7 +446,7 @@ func TestPrecisionProperties(t *testing.T) {
 			pass(time.Duration(n%4) * interval / 2)
 		}
 
-		// In the end there is time enough for all.
+		// In the end there is time for all deliveries.
 		for range 3 {
 			pass(2 * interval)
 			look()
@@ -466,7 +465,7 @@ func TestPrecisionProperties(t *testing.T) {
 	})
 }
 
-// A new form takes effect with the next update, or at once when it is asked for.
+// Reform changes the form from the next update on, or at once if asked for.
 func TestReform(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := loneShard(10 * time.Millisecond)
@@ -497,14 +496,13 @@ func TestReform(t *testing.T) {
 		w.Reform(topicOf("p"), 0, true)
 		take(456)
 
-		w.Reform(topicOf("p"), 0, true) // it has that form
-		w.Reform(topicOf("q"), 1, true) // it has no such topic
+		w.Reform(topicOf("p"), 0, true) // no change: the topic has that form
+		w.Reform(topicOf("q"), 1, true) // no effect: the client has no such topic
 		take()
 	})
 }
 
-// A count is encoded once for all subscribers of one form, and a delivery
-// allocates nothing.
+// A count is encoded once for all subscribers of one form, and a delivery allocates nothing.
 func TestDeliveriesAllocateNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := loneShard(time.Millisecond)
@@ -519,10 +517,11 @@ func TestDeliveriesAllocateNothing(t *testing.T) {
 				watchers = append(watchers, w)
 			}
 		}
+
 		buf := make([]byte, 4096)
 		sequence, delivered := uint64(0), 0
 
-		// The first run is not counted, and makes what later ones use again.
+		// AllocsPerRun does not count its first run, which allocates what later ones reuse.
 		allocs := testing.AllocsPerRun(20, func() {
 			sequence++
 			s.update(countOf("p", int64(sequence%9+1), sequence))
@@ -538,14 +537,14 @@ func TestDeliveriesAllocateNothing(t *testing.T) {
 		if delivered < 20*3*each {
 			t.Fatalf("%d deliveries, want %d", delivered, 20*3*each)
 		}
-		if allocs > each/2 { // those of encoding three forms of the count
-			t.Errorf("%.0f allocations for %d deliveries", allocs, 3*each)
+		if allocs > each/2 { // what encoding three forms of the count may allocate
+			t.Errorf("%.0f allocations for %d deliveries, want at most %d", allocs, 3*each, each/2)
 		}
 	})
 }
 
-// A sweep does the same as if it looked at every connection each time, also where pings come faster than clients have
-// to answer them.
+// A sweep that only looks when something is due does the same as one that looks at every connection each time, also
+// where pings are more frequent than clients have to answer them.
 func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := loneShard(10 * time.Millisecond)
@@ -553,6 +552,7 @@ func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 			{ping: 15 * time.Second, pong: 5 * time.Second},
 			{ping: time.Second, pong: 5 * time.Second},
 		}).Draw(rt, "liveness")
+
 		type model struct {
 			watcher
 			heard, pinged, expires time.Duration
@@ -572,7 +572,7 @@ func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 		}
 
 		for range rapid.IntRange(20, 100).Draw(rt, "sweeps") {
-			s.start = s.start.Add(-s.live.tick()) // time goes on
+			s.start = s.start.Add(-s.live.tick()) // time passes
 			if i := rapid.IntRange(0, 2*len(all)).Draw(rt, "heard of"); i < len(all) && !all[i].over {
 				all[i].MarkAlive()
 				all[i].heard = all[i].lastAlive()
@@ -590,7 +590,7 @@ func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 				p2, d2 := s.live.verdict(after, m.heard, m.pinged)
 				expiredMeanwhile := m.expires != 0 && (before >= m.expires) != (after >= m.expires)
 				if p2 != ping || d2 != dead || expiredMeanwhile {
-					return // it happened in between: either is right
+					return // due between the two: either is right
 				}
 
 				expired := m.expires != 0 && before >= m.expires
@@ -600,15 +600,15 @@ func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 				case dead:
 					m.over = true
 					if !m.wire.Closed() {
-						rt.Fatalf("connection %d is dead and open", i)
+						rt.Fatalf("connection %d is open, though its client is silent for too long", i)
 					}
 				case expired:
 					m.over = true
 					if wrote != "expired" {
-						rt.Fatalf("connection %d: the token is over, and it got %q", i, wrote)
+						rt.Fatalf("connection %d: its token has expired, and it got %q, want \"expired\"", i, wrote)
 					}
 				case ping != (wrote == "ping"):
-					rt.Fatalf("connection %d: ping %v, and it got %q", i, ping, wrote)
+					rt.Fatalf("connection %d got %q; want a ping: %v", i, wrote, ping)
 				case ping:
 					m.pinged = m.Subscriber.pinged
 				}
@@ -617,8 +617,8 @@ func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 	})
 }
 
-// A client that takes a minute of silence for a broken connection gets pings in time, whatever the
-// setting for all others is.
+// A client that takes a minute of silence for a broken connection gets pings in time, whatever the interval for other
+// clients is.
 func TestPingOften(t *testing.T) {
 	for ping, want := range map[time.Duration]time.Duration{
 		2 * time.Minute: maxSilence, 15 * time.Second: 15 * time.Second,
@@ -631,31 +631,32 @@ func TestPingOften(t *testing.T) {
 		defer other.close()
 
 		often.PingOften()
-		s.sweep() // the first sweep sets when the next look is due
+		s.sweep() // the first sweep sets when the next one has something to do
 		for passed := s.live.tick(); passed <= 30*time.Second; passed += s.live.tick() {
-			s.start = s.start.Add(-s.live.tick()) // time goes on
+			s.start = s.start.Add(-s.live.tick()) // time passes
 			s.sweep()
 			pinged := strings.Join(often.take(t), "") != ""
 			if pinged {
 				if passed < want-2*s.live.tick() { // the machine may have stood still for a moment
-					t.Errorf("with %s the ping came after %s, want %s", ping, passed, want)
+					t.Errorf("with an interval of %s the ping came after %s, want %s", ping, passed, want)
 				}
+
 				break
 			}
 			if passed > want {
-				t.Errorf("with %s no ping came within %s", ping, want)
+				t.Errorf("with an interval of %s no ping came within %s", ping, want)
 				break
 			}
 		}
 
 		if got := other.take(t); ping > maxSilence && len(got) > 0 {
-			t.Errorf("another client got %q", got)
+			t.Errorf("with an interval of %s another client got %q, want nothing", ping, got)
 		}
 	}
 }
 
-// A client that repeats a subscribe is answered once per interval. Neither that, nor
-// leaving a page and coming again, changes the pace of other pages.
+// A client that repeats a subscribe is answered once per interval. Neither that, nor leaving a page and coming again,
+// changes the pace of other pages.
 func TestRepeatedSubscribesAreLimited(t *testing.T) {
 	intervals := 50
 	if testing.Short() {
@@ -681,7 +682,7 @@ func TestRepeatedSubscribesAreLimited(t *testing.T) {
 
 			s.deliver()
 			if n := len(counts(t, w.take(t)...)); n != answersAtOnce {
-				t.Fatalf("%d counts at first, want all at once", n)
+				t.Fatalf("%d counts at first, want all %d at once", n, answersAtOnce)
 			}
 
 			answers := 0
@@ -694,10 +695,11 @@ func TestRepeatedSubscribesAreLimited(t *testing.T) {
 				}
 
 				w.watch(0, pages...)
-				for _, page := range pages { // as the hub would have it
+				for _, page := range pages { // as the hub would do
 					s.update(countOf(page, 1, 1))
 				}
-				// Topics that come again are new to the shard, and due like any other; only answers are counted here.
+				// A topic that the client comes back to is new to the shard, and due at once. Only answers are counted
+			// here.
 				if leave {
 					for _, topic := range s.due {
 						topic.scanAt = 0
@@ -719,7 +721,8 @@ func TestRepeatedSubscribesAreLimited(t *testing.T) {
 					leave, s.pace.stretch, s.pace.load)
 			}
 			if len(s.visits) > 0 || len(s.asking) > 1 {
-				t.Errorf("leave %v: %d visits and %d subscribers wait", leave, len(s.visits), len(s.asking))
+				t.Errorf("leave %v: %d visits and %d subscribers wait, want none and 1 at most",
+				leave, len(s.visits), len(s.asking))
 			}
 		})
 	}

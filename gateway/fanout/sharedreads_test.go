@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A caller shares a read under way unless that began so long ago that its answer may be too old.
+// A caller shares a read under way, unless it began so long ago that its answer may be too old.
 func TestASharedReadIsNotTooOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var reads SharedReads[time.Time]
@@ -17,7 +17,7 @@ func TestASharedReadIsNotTooOld(t *testing.T) {
 		read := func(context.Context) ([]time.Time, error) {
 			calls.Add(1)
 			asOf := time.Now()
-			time.Sleep(3 * time.Second) // the answer of the store is on its way
+			time.Sleep(3 * time.Second) // until the store answers
 			return []time.Time{asOf}, nil
 		}
 
@@ -27,20 +27,22 @@ func TestASharedReadIsNotTooOld(t *testing.T) {
 				asked := time.Now()
 				values, err := reads.Read(t.Context(), "key", lag, time.Minute, read)
 				if err != nil || asked.Sub(values[0]) > lag {
-					t.Errorf("asked at %v, read %v, %v", asked, values, err)
+					t.Errorf("asked at %v, got the value of %v (%v), want one that is at most %v old",
+					asked, values, err, lag)
 				}
 			}()
+
 			time.Sleep(100 * time.Millisecond)
 		}
 
 		time.Sleep(time.Minute)
 		if n := calls.Load(); n != 2 {
-			t.Errorf("%d calls of the store, want 2", n)
+			t.Errorf("%d calls to the store, want 2", n)
 		}
 	})
 }
 
-// After a standstill every count is stale until it has been read again.
+// After a standstill of the process every count is stale until it has been read again.
 func TestStandstillMakesCountsStale(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		h.Want(readTopic)
@@ -54,11 +56,13 @@ func TestStandstillMakesCountsStale(t *testing.T) {
 			u, _ := h.Last(readTopic)
 			during = append(during, u.Stale)
 		}
+
 		h.resumed()
 		synctest.Wait()
 		if !slices.Equal(during, []bool{true}) {
-			t.Errorf("stale while it is attached and read again: %v", during)
+			t.Errorf("while the topic is attached and read again stale is %v, want [true]", during)
 		}
-		wantRead(t, store, h.Newest, version(20), 0) // as it was attached
+
+		wantRead(t, store, h.Newest, version(20), 0) // the version with which it was attached
 	})
 }

@@ -8,8 +8,9 @@ import (
 	"headcount/presence"
 )
 
-// TestASilentDispatcher: what is known of the topics of its buckets is stale, whoever brings it, but is not old: it is
-// read from the store at every look, and for each GET. When the dispatcher is back it is read once more.
+// TestASilentDispatcher: while a dispatcher is silent, every count of its buckets is stale, whoever brings it. It is
+// not old, however: it is read from the store at every check, and for each GET. When the dispatcher is back the count
+// is read once more.
 func TestASilentDispatcher(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		bucket := readTopic.Bucket(presence.DefaultBuckets)
@@ -31,7 +32,7 @@ func TestASilentDispatcher(t *testing.T) {
 		h.Want(readTopic)
 		want(version(1))
 
-		// Another dispatcher has nothing to do with this topic.
+		// The silence of another dispatcher does not concern this topic.
 		h.Silence([]int{(bucket + 1) % presence.DefaultBuckets})
 		want(version(1))
 
@@ -43,11 +44,11 @@ func TestASilentDispatcher(t *testing.T) {
 		want(stale(2))
 
 		store.brings(version(3))
-		// Nobody publishes this one here, so a look finds it.
+		// Nobody publishes this version, so the next check has to find it.
 		time.Sleep(verifyEvery)
 		want(stale(3))
 
-		// An acknowledgement may bring it, but says nothing of the dispatcher.
+		// The version may come with an acknowledgement, which says nothing about the dispatcher.
 		h.Update(version(4))
 		want(stale(4))
 
