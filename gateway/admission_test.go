@@ -20,11 +20,11 @@ func TestMemoryIsShort(t *testing.T) {
 		for range 3 {
 			resp := s.open("/p/counter/events", "").response(http.StatusServiceUnavailable)
 			if resp.Header.Get("Retry-After") == "" {
-				t.Fatal("no Retry-After")
+				t.Fatalf("the refusal has no Retry-After: %v", resp.Header)
 			}
 		}
 
-		// A call holds no memory once it is answered.
+		// Calls are served: they hold no memory once they are answered.
 		s.open("/p/counter", "", "Connection: close").response(http.StatusOK)
 		s.settles(1)
 

@@ -21,8 +21,8 @@ import (
 	"headcount/presence/presencemem"
 )
 
-// signed returns a path with the parameters of a query, signed as by the back end of an app with the key "key" and the
-// secret "secret".
+// signed returns a path with the parameters of a query and the signature of an app's back end with the key "key" and
+// the secret "secret".
 func signed(method, path, query, body string) string {
 	params, _ := url.ParseQuery(query)
 	params.Set("auth_key", "key")
@@ -44,7 +44,7 @@ func signed(method, path, query, body string) string {
 	return path + "?" + params.Encode() + "&auth_signature=" + hex.EncodeToString(mac.Sum(nil))
 }
 
-// scanned lists pages as a scan of Redis does: some twice, and some that nobody is on.
+// scanned lists pages as a scan of Redis does: some of them twice, and some without users.
 type scanned struct {
 	*presencemem.Store
 	more []string
@@ -70,7 +70,7 @@ func (s *served) ask(method, path, body string, lines ...string) (int, string) {
 	return answer.status, strings.TrimSpace(answer.text)
 }
 
-// The back end of an app asks for channels, and its events are changes of their pages.
+// The back end of an app can list its channels, and the events that it triggers are changes of their pages.
 func TestBackEndsOfPusher(t *testing.T) {
 	inMemory(t, forBackEnds, func(t *testing.T, s *served) {
 		expect := func(method, path, query, body string, status int, want string) {
@@ -87,6 +87,7 @@ func TestBackEndsOfPusher(t *testing.T) {
 				t.Fatal(text)
 			}
 		}
+
 		expect("GET", "/apps/1/channels", "", "", 200, `{"channels":{"a/b":{},"news":{}}}`)
 		expect("GET", "/apps/any-id/channels", "filter_by_prefix=ne&info=subscription_count,user_count", "", 200,
 			`{"channels":{"news":{"subscription_count":2,"user_count":2}}}`)
@@ -110,6 +111,7 @@ func TestBackEndsOfPusher(t *testing.T) {
 				t.Fatal(text)
 			}
 		}
+
 		const changed = `{"name":"headcount:changed","data":"{}",`
 
 		expect("POST", "/apps/1/events", "", changed+`"channels":["news","sport","nobody"]}`, 200, `{}`)
@@ -118,7 +120,7 @@ func TestBackEndsOfPusher(t *testing.T) {
 			`{"batch":[`+changed+`"channel":"news"},`+changed+`"channel":"news"}]}`, 200, `{}`)
 		unread(`{"news":3,"sport":1}`)
 
-		// What is refused has changed nothing, not even the first pages of a batch.
+		// A refused call changes nothing, not even the first pages of a batch.
 		expect("POST", "/apps/1/events", "", `{"name":"order.shipped","channel":"news","data":"{}"}`, 403,
 			"carries no messages")
 		expect("POST", "/apps/1/batch_events", "",
@@ -128,18 +130,20 @@ func TestBackEndsOfPusher(t *testing.T) {
 			"131072 bytes")
 		unread(`{"news":3,"sport":1}`)
 
-		// The page that is called apps is a page.
+		// A page may be called "apps".
 		for path, want := range map[string]int{
 			"/apps/counter": 200, "/apps/stats": 404, "/apps/counter/x": 404, "/apps/1/channels/a/users": 404,
 		} {
 			if status, text := s.ask("GET", path, ""); status != want {
-				t.Errorf("%s: %d %s", path, status, text)
+				t.Errorf("%s: %d %s, want %d", path, status, text, want)
 			}
 		}
+
 		s.open("/apps/counter/events", "").response(200)
 	})
 }
 
+// Calls of back ends without a valid signature are refused, and say why.
 func TestUnsignedBackEnds(t *testing.T) {
 	inMemory(t, forBackEnds, func(t *testing.T, s *served) {
 		const body = `{"name":"headcount:changed","channel":"news"}`
@@ -150,7 +154,8 @@ func TestUnsignedBackEnds(t *testing.T) {
 			lines                    []string
 		}{
 			{"GET", "/apps/1/channels", "", "auth_signature", nil},
-			{"GET", "/apps/1/channels", "", "auth_signature", []string{"X-API-Key: k"}}, // which is for other calls
+			// the API key is for other calls
+			{"GET", "/apps/1/channels", "", "auth_signature", []string{"X-API-Key: k"}},
 			{"GET", signed("GET", "/apps/2/channels", "", "")[len("/apps/2/channels"):], "", "path", nil},
 			{"HEAD", old, "", "", nil},
 			{"GET", strings.Replace(old, "auth_key=key", "auth_key=kei", 1), "", "--pusher-key", nil},
@@ -168,25 +173,25 @@ func TestUnsignedBackEnds(t *testing.T) {
 			}
 		}
 
-		// A timestamp is good for ten minutes, as with Pusher.
+		// A timestamp is valid for ten minutes, as with Pusher.
 		time.Sleep(10 * time.Minute)
 		if status, text := s.ask("GET", old, ""); status != 200 {
-			t.Errorf("after ten minutes: %d %s", status, text)
+			t.Errorf("with a timestamp of ten minutes ago: %d %s, want 200", status, text)
 		}
 
 		time.Sleep(2 * time.Second)
 		if status, text := s.ask("GET", old, ""); status != 401 || !strings.Contains(text, "clock") {
-			t.Errorf("after more: %d %s", status, text)
+			t.Errorf("with an older timestamp: %d %s, want 401 about the clock", status, text)
 		}
 
-		// Nothing that was refused has marked a page as changed.
+		// No refused call has marked a page as changed.
 		if _, text := s.ask("GET", "/-/users/ann/follows", "", "X-API-Key: k"); strings.Contains(text, "unread") {
-			t.Error(text)
+			t.Errorf("a refused call changed a page: %s", text)
 		}
 	})
 }
 
-// crowded has somebody on each page.
+// crowded has a user on each page.
 type crowded struct{ scanned }
 
 func (crowded) Counts(_ context.Context, pages []string) ([]presence.Count, error) {
@@ -198,6 +203,7 @@ func (crowded) Counts(_ context.Context, pages []string) ([]presence.Count, erro
 	return counts, nil
 }
 
+// A back end that asks for more channels than an answer holds is told to filter.
 func TestBackEndsAskForFewerChannels(t *testing.T) {
 	inMemory(t, func(cfg *Config) {
 		forBackEnds(cfg)
@@ -206,26 +212,26 @@ func TestBackEndsAskForFewerChannels(t *testing.T) {
 			pages.more = append(pages.more, fmt.Sprintf("p%d", i))
 		}
 
-		pages.more = pages.more[3:] // without those of forBackEnds: one page more than an answer holds
+		pages.more = pages.more[3:] // without the pages of forBackEnds: exactly one page more than an answer holds
 		cfg.API.Pages = pages
 	}, func(t *testing.T, s *served) {
 		for query, want := range map[string]int{"": 400, "filter_by_prefix=p1": 200} {
 			status, text := s.ask("GET", signed("GET", "/apps/1/channels", query, ""), "")
 			if status != want || want == 400 && !strings.Contains(text, "filter_by_prefix") {
-				t.Errorf("%s: %d %.200s", query, status, text)
+				t.Errorf("%s: %d %.200s, want %d", query, status, text, want)
 			}
 		}
 	})
 }
 
-// Without a secret there are no such calls, and each site has its own channels.
+// Without a secret these calls do not exist. With sites each site has its own channels.
 func TestBackEndsWithoutSecretAndOfSites(t *testing.T) {
 	inMemory(t, func(cfg *Config) {
 		forBackEnds(cfg)
 		cfg.API.App.Secrets = nil
 	}, func(t *testing.T, s *served) {
 		if status, text := s.ask("GET", signed("GET", "/apps/1/channels", "", ""), ""); status != 404 {
-			t.Errorf("%d %s", status, text)
+			t.Errorf("without a secret: %d %s, want 404", status, text)
 		}
 	})
 
@@ -240,17 +246,17 @@ func TestBackEndsWithoutSecretAndOfSites(t *testing.T) {
 			}
 		}
 
-		// Without a site it is the first one.
+		// Without a site in the call the first one is meant.
 		for query, want := range map[string]string{"": "a", "site=shop": "a", "site=blog": "b"} {
 			_, text := s.ask("GET", signed("GET", "/apps/1/channels", query, ""), "")
 			if text != `{"channels":{"`+want+`":{}}}` {
-				t.Errorf("%s: %s", query, text)
+				t.Errorf("%q: %s, want the channel %s", query, text, want)
 			}
 		}
 
 		_, text := s.ask("GET", signed("GET", "/apps/1/channels", "", ""), "", "Headcount-Site: blog")
 		if text != `{"channels":{"b":{}}}` {
-			t.Error(text)
+			t.Errorf("the channels of the other site are %s, want b", text)
 		}
 	})
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestBodiesToTheByte pins answers that clients may compare as text.
+// TestBodiesToTheByte pins the text of answers: clients may compare it.
 func TestBodiesToTheByte(t *testing.T) { inMemoryWith(t, everything, bodiesToTheByte) }
 
 func bodiesToTheByte(t *testing.T, s *served) {
@@ -49,7 +49,7 @@ func bodiesToTheByte(t *testing.T, s *served) {
 		}
 	}
 
-	// A title and a name of a page with all that JSON and HTML escape.
+	// A title and a page name with all characters that JSON and HTML escape.
 	odd := url.PathEscape(`é "<&>\`)
 	pins("GET", "/-/users/ann/follows", "", `{"follows":[]}`+"\n")
 	pins("GET", "/-/users/ann/notifications", "", `{"count":0,"notifications":[]}`+"\n")
@@ -75,7 +75,7 @@ func bodiesToTheByte(t *testing.T, s *served) {
 		`{"page":"é \"<&>\\","now":0,"peak":{"count":0,"at":null},"joins":0,"visitors":0,`+
 			`"points":[{"at":TIME,"max":0,"joins":0},{"at":TIME,"max":0,"joins":0}]}`+"\n")
 
-	// A stream does not end, so its first data is read.
+	// A stream does not end, so only its first data is read.
 	for path, want := range map[string]string{
 		"/-/top/events?n=1":            `{"top":[{"page":"p","users":2}]}`,
 		"/-/users/events?user=ann":     `{"user":"ann","online":true,"since":TIME,"pages":1}`,

@@ -14,7 +14,7 @@ import (
 	"headcount/gateway/websocket"
 )
 
-// problem checks that the answer is a problem with this status.
+// problem checks that the answer is a problem document with this status.
 func (g got) problem(t *testing.T, what string, status int) {
 	t.Helper()
 	if g.status != status || g.Get("Content-Type") != "application/problem+json" {
@@ -22,7 +22,7 @@ func (g got) problem(t *testing.T, what string, status int) {
 	}
 }
 
-// Every way in checks the origin, with the scheme that a trusted proxy names. How origins match, and the headers of
+// Every way in checks the origin, with the scheme that a trusted proxy reports. How origins match, and the headers of
 // each status, are tested in identity and httppolicy.
 func TestEveryWayInChecksTheOrigin(t *testing.T) {
 	origins, err := identity.NewOrigins([]string{
@@ -31,10 +31,12 @@ func TestEveryWayInChecksTheOrigin(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	proxies, err := identity.NewProxies([]string{"127.0.0.1"})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	allows := func(cfg *Config) { cfg.API.Origins, cfg.Proxies = origins, proxies }
 
 	for _, server := range []struct {
@@ -45,7 +47,7 @@ func TestEveryWayInChecksTheOrigin(t *testing.T) {
 			{"http://gateway", true, nil},
 			{"https://site.example", false, nil},
 			{"http://site.example:80", true, []string{"Host: site.example"}},
-			// The header of a client that the server does not trust.
+			// X-Forwarded-Proto of a client that is no trusted proxy.
 			{"https://site.example", false, []string{"Host: site.example", "X-Forwarded-Proto: https"}},
 		}},
 		{allows, []originCase{
@@ -78,14 +80,15 @@ func (tc originCase) check(t *testing.T, s *served) {
 		allowed := origin == tc.origin && credentials == "true"
 		silent := origin == "" && credentials == ""
 		if tc.ok && !allowed || !tc.ok && !silent || !strings.Contains(h.Get("Vary"), "Origin") {
-			t.Errorf("%s %s: CORS headers %v", tc.origin, what, h)
+			t.Errorf("%s %s: the CORS headers are %v", tc.origin, what, h)
 		}
 	}
 
 	get := s.do("GET", "/p/counter", "", headers...)
 	if get.status != http.StatusOK {
-		t.Errorf("%s: %d %s", tc.origin, get.status, get.text)
+		t.Errorf("GET of %s: %d %s, want 200", tc.origin, get.status, get.text)
 	}
+
 	cors("GET", get.Header)
 	cors("GET, 400", s.do("GET", "/-/counter", "", headers...).Header)
 	preflight := s.do("OPTIONS", "/p/counter", "", append(headers, "Access-Control-Request-Method: PUT")...)
@@ -97,13 +100,14 @@ func (tc originCase) check(t *testing.T, s *served) {
 			host = value
 		}
 	}
+
 	socket := func(status int) *http.Response {
 		r := s.raw("GET /-/ws HTTP/1.1\r\nHost: " + host + "\r\nOrigin: " + tc.origin + "\r\n" +
 			strings.Join(append(upgrade(notHost(tc.more)...), "", ""), "\r\n"))
 		return r.response(status)
 	}
 
-	// Every call that counts somebody is refused.
+	// Another origin is refused every call that counts a user.
 	if !tc.ok {
 		preflight.problem(t, "preflight", 403)
 		s.do("PUT", "/p/counter", incrementBody, headers...).problem(t, "PUT", 403)
@@ -118,14 +122,15 @@ func (tc originCase) check(t *testing.T, s *served) {
 	me := append(headers, "Headcount-Id: "+s.tab().id)
 	put := s.do("PUT", "/p/counter", incrementBody, me...)
 	if put.status != http.StatusOK {
-		t.Errorf("%s: PUT %d %s", tc.origin, put.status, put.text)
+		t.Errorf("PUT of %s: %d %s, want 200", tc.origin, put.status, put.text)
 	}
+
 	cors("PUT", put.Header)
 	cors("PUT, 404", s.do("PUT", "/nothing", "", me...).Header)
 	cors("PUT, 413", s.do("PUT", "/p/counter", strings.Repeat("x", 5000), me...).Header)
 }
 
-// notHost returns header lines without that of the host.
+// notHost returns the header lines other than Host.
 func notHost(lines []string) (others []string) {
 	for _, line := range lines {
 		if !strings.HasPrefix(line, "Host: ") {
@@ -136,7 +141,7 @@ func notHost(lines []string) (others []string) {
 	return others
 }
 
-// raw sends text as it is.
+// raw sends text as it is, and returns the connection.
 func (s *served) raw(text string) *raw {
 	s.t.Helper()
 	c, err := s.dial()
@@ -150,7 +155,7 @@ func (s *served) raw(text string) *raw {
 	return r
 }
 
-// What is no call, and what a call does not accept, is answered with a problem and its status.
+// A path that is no call, and what a call does not accept, is answered with a problem document and its status.
 func TestStatusesOfCalls(t *testing.T) {
 	inMemoryWith(t, everything, func(t *testing.T, s *served) {
 		for want, calls := range map[int]string{
@@ -174,7 +179,7 @@ func TestStatusesOfCalls(t *testing.T) {
 			}
 		}
 
-		// A browser gets the page that asks for the key, and stores nothing.
+		// A browser gets the page that asks for the key, and must not store it.
 		page := s.do("GET", "/-/dashboard", "", "Accept: text/html,*/*;q=0.8")
 		if page.status != 401 || !strings.Contains(page.text, "<!doctype html>") || page.Get("ETag") != "" {
 			t.Errorf("the dashboard without a key: %d %v %s", page.status, page.Header, page.text)
@@ -202,7 +207,7 @@ func TestStatusesOfCalls(t *testing.T) {
 	})
 }
 
-// A call about follows and unread counts that is refused has no effect.
+// A refused call about follows and unread counts has no effect.
 func TestCallsAboutUnreadThatAreRefused(t *testing.T) {
 	const key, evil = "X-API-Key: k", "Origin: https://evil.example"
 	large := `{"x":"` + strings.Repeat("x", 4096) + `"}`
@@ -255,15 +260,15 @@ func TestCallsAboutUnreadThatAreRefused(t *testing.T) {
 		}
 
 		if g := s.do("GET", "/-/me/follows", "", me); strings.TrimSpace(g.text) != `{"follows":[]}` {
-			t.Errorf("a refused call has an effect: %s", g.text)
+			t.Errorf("a refused call changed the follows: %s", g.text)
 		}
 		if g := s.do("DELETE", "/-/me/follows/never%20followed", "", me); g.status != http.StatusNoContent {
-			t.Errorf("the end of a follow that never was: %d %s", g.status, g.text)
+			t.Errorf("DELETE of a page that was never followed: %d %s, want 204", g.status, g.text)
 		}
 	})
 }
 
-// A handshake is refused with its fault, and negotiates our subprotocol or none.
+// A bad handshake is refused with its fault. A good one negotiates our subprotocol, or none.
 func TestHandshakes(t *testing.T) {
 	const (
 		head    = "GET /-/ws HTTP/1.1\r\nHost: x\r\n"
@@ -300,7 +305,7 @@ func TestHandshakes(t *testing.T) {
 			r := s.raw(tc.request + "\r\n")
 			h := r.response(tc.want).Header
 			if h.Get("Sec-WebSocket-Protocol") != tc.protocol || h.Get("Sec-WebSocket-Extensions") != "" {
-				t.Errorf("%s: %v", name, h)
+				t.Errorf("%s: the headers are %v, want the subprotocol %q and no extensions", name, h, tc.protocol)
 			}
 
 			if tc.want < 400 {
@@ -309,14 +314,15 @@ func TestHandshakes(t *testing.T) {
 			}
 			if h.Get("Content-Type") != "application/problem+json" || h["Set-Cookie"] != nil ||
 				tc.want == 426 && !strings.EqualFold(h.Get("Upgrade"), "websocket") {
-				t.Errorf("%s: %v", name, h)
+				t.Errorf("%s: the refusal has the headers %v", name, h)
 			}
+
 			_ = r.Close()
 		}
 	})
 }
 
-// Page ids in paths and queries: equal ids in any encoding.
+// Page ids in paths and queries are equal in any percent-encoding.
 func TestPercentEncoding(t *testing.T) {
 	visits(t, 0, nil, func(t *testing.T, s *served) {
 		c := s.tab()
@@ -345,13 +351,13 @@ func TestPercentEncoding(t *testing.T) {
 				g := s.do("GET", path, "")
 				if g.status != http.StatusOK || !strings.Contains(g.text, name) ||
 					page != "*" && !strings.Contains(g.text, name+`,"count":1,`) {
-					t.Errorf("%s: want %s, got %d %s", path, name, g.status, g.text)
+					t.Errorf("%s: want the page %s, got %d %s", path, name, g.status, g.text)
 				}
 			}
 		}
 
 		if e := s.stream("/%2A/counter/events").takeCount(1); e.Page != "*" {
-			t.Errorf("%s", e.data)
+			t.Errorf("the event is %s, want the page *", e.data)
 		}
 
 		for status, paths := range map[int]string{
@@ -366,6 +372,7 @@ func TestPercentEncoding(t *testing.T) {
 				s.do("GET", path, "").problem(t, path, status)
 			}
 		}
+
 		for _, target := range []string{"/%zz/counter", "/100%/counter", "/%2/counter"} {
 			r := s.raw("GET " + target + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 			r.response(http.StatusBadRequest)
@@ -382,20 +389,21 @@ func TestPageIDs(t *testing.T) {
 			path := "/" + url.PathEscape(page) + "/counter"
 			me := s.tab()
 			if g := s.do("GET", path, ""); g.Page != page || g.Count != 0 || g.Version != "0-0" {
-				t.Errorf("before: %d %s", g.status, g.text)
+				t.Errorf("before anybody came: %d %s, want count 0 of version 0-0", g.status, g.text)
 			}
 
 			me.join(page)
 			me.takeCount(page, 1)
 			if e := s.stream(path + "/events").takeCount(1); e.Page != page {
-				t.Errorf("event: %s", e.data)
+				t.Errorf("the event is %s, want page %q", e.data, page)
 			}
 			if g := s.do("GET", "/-/counters?page="+url.QueryEscape(page), ""); !strings.Contains(g.text, `"count":1`) {
-				t.Errorf("counters: %s", g.text)
+				t.Errorf("/-/counters has %s, want count 1", g.text)
 			}
+
 			g := s.do("PUT", path, incrementBody, "Headcount-Id: "+me.id)
 			if g.Page != page || g.Count != 1 {
-				t.Errorf("PUT: %s", g.text)
+				t.Errorf("PUT is answered %s, want count 1 of %q", g.text, page)
 			}
 		}
 
@@ -405,10 +413,11 @@ func TestPageIDs(t *testing.T) {
 			s.do("PUT", path, incrementBody, "Headcount-Id: "+me.id).problem(t, path, http.StatusBadRequest)
 
 			types := []string{"join", "leave"}
-			if page != "*" { // the whole site can be read
+			if page != "*" { // the total of the site can be read
 				for _, path := range []string{path, path + "/events", "/-/counters?page=" + url.QueryEscape(page)} {
 					s.do("GET", path, "").problem(t, path, http.StatusBadRequest)
 				}
+
 				types = append(types, "subscribe", "unsubscribe")
 			}
 			for _, kind := range types {
@@ -435,7 +444,7 @@ func TestHundredPages(t *testing.T) {
 		}
 
 		c.subscribe("*")
-		c.subscribe(append(all[20:], all[60:]...)...) // known pages, and pages named twice, do not count twice
+		c.subscribe(append(all[20:], all[60:]...)...) // neither joined pages nor pages named twice count again
 		c.awaitCount(page(98), 0)
 
 		refused := func(p string) {
@@ -445,35 +454,35 @@ func TestHundredPages(t *testing.T) {
 				f = c.take("a refusal")
 			}
 			if f.Code != "too_many_pages" || f.Page != "" && f.Page != p {
-				t.Errorf("%s: %s", p, f.text)
+				t.Errorf("%s: got %s, want too_many_pages about this page", p, f.text)
 			}
 		}
 
-		// 99 pages and the site are 100 topics: no page more.
+		// 99 pages and the total of the site are 100 topics, so a further page is refused.
 		c.join(page(100))
 		refused(page(100))
 		c.say(`{"type":"unsubscribe","pages":["p98"]}`)
-		c.subscribe(page(97), page(101), page(102)) // one would fit, not both: nothing changes
+		c.subscribe(page(97), page(101), page(102)) // one would fit, but not both, so nothing changes
 		refused(page(102))
 
 		for range 2 {
-			c.join(page(101)) // the second time it is one of the 100 already
+			c.join(page(101)) // the second time it is already one of the 100
 			c.awaitCount(page(101), 1)
 		}
 
-		c.leave(page(20)) // an earlier subscription keeps it
+		c.leave(page(20)) // the page stays by its earlier subscription
 		c.awaitCount(page(20), 0)
 		c.join(page(102))
 		refused(page(102))
 
-		// Without the subscription the page is gone, and its place is free.
+		// Without the subscription the page is gone, and another one fits.
 		c.say(`{"type":"unsubscribe","pages":["p20"]}`)
 		c.join(page(102))
 		c.awaitCount(page(102), 1)
 	})
 }
 
-// Good frames in between do not make the gateway forget errors, of whatever kind.
+// The twentieth error closes the connection, whatever the errors are, and whatever good frames come between them.
 func TestTwentiethErrorCloses(t *testing.T) {
 	visits(t, 0, nil, func(t *testing.T, s *served) {
 		c := s.tab()
@@ -493,12 +502,13 @@ func TestTwentiethErrorCloses(t *testing.T) {
 	})
 }
 
-// Without an identity, a caller may make 10 requests a second, and 100 at once.
+// A caller without an identity may make 10 requests a second, and 100 at once.
 func TestPutWithoutIdentityIsLimited(t *testing.T) {
 	proxies, err := identity.NewProxies([]string{"127.0.0.0/8"})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	visits(t, 0, func(cfg *Config) { cfg.Proxies = proxies }, func(t *testing.T, s *served) {
 		put := func(lines ...string) got { return s.do("PUT", "/p/counter", incrementBody, lines...) }
 		first := put()
@@ -508,37 +518,40 @@ func TestPutWithoutIdentityIsLimited(t *testing.T) {
 			passed++
 			last = put()
 		}
-		if passed < 100 || passed > 101 { // no time passes
+
+		if passed < 100 || passed > 101 { // no time has passed
 			t.Errorf("%d passed, want 100", passed)
 		}
+
 		last.problem(t, "one more", http.StatusTooManyRequests)
 		if last.Get("Set-Cookie") != "" || last.Get("RateLimit-Policy") != `"default";q=100;w=10` {
-			t.Errorf("headers %v", last.Header)
+			t.Errorf("the refusal has the headers %v, want no cookie and the policy of 100 in 10 s", last.Header)
 		}
 
 		if g := put("Headcount-Id: " + first.Get("Headcount-Id")); g.Count != passed {
-			t.Errorf("a caller that renews its hold: %s after %d", g.text, passed)
+			t.Errorf("a caller that renews its hold gets %s, want the count %d", g.text, passed)
 		}
+
 		put("Headcount-Id: "+s.tab().id).problem(t, "an identity made for a WebSocket", http.StatusTooManyRequests)
 		put("Headcount-Id: forged.forged", "Cookie: headcount_id=x").problem(t, "a forged identity",
 			http.StatusTooManyRequests)
 		for _, another := range []string{"192.0.2.7", "198.51.100.1, 127.0.0.1"} {
 			if g := put("X-Forwarded-For: " + another); g.status != http.StatusOK {
-				t.Errorf("%s: %d %s", another, g.status, g.text)
+				t.Errorf("another address, %s: %d %s, want 200", another, g.status, g.text)
 			}
 		}
 
-		// The server keeps its promise of Retry-After.
+		// After the seconds in Retry-After the next call is accepted.
 		wait, _ := strconv.Atoi(last.Get("Retry-After"))
 		time.Sleep(time.Duration(wait) * time.Second)
 		if g := put(); wait < 1 || g.status != http.StatusOK {
-			t.Errorf("after %d s: %d %s", wait, g.status, g.text)
+			t.Errorf("after Retry-After, %d s: %d %s, want 200", wait, g.status, g.text)
 		}
 	})
 }
 
-// A server says who is on a page, as often as it likes. Users who are here by a server's word and by a connection count
-// once, and a user whom the server takes away is gone.
+// A back end says who is on a page, at any rate. A user who is present by its word and by a connection counts once, and
+// a user whom it removes is gone.
 func TestBackEndsSayWhoIsHere(t *testing.T) {
 	inMemoryWith(t, everything, func(t *testing.T, s *served) {
 		defer s.dispatch()()
@@ -555,8 +568,8 @@ func TestBackEndsSayWhoIsHere(t *testing.T) {
 			{"join", "", "", 1},
 			{"PUT", "al%2Fice", "", 2},
 			{"DELETE", "al%2Fice", "", 1},
-			{"DELETE", "al%2Fice", "", 1}, // who is not here
-			{"DELETE", user, "", 1},       // but for a connection
+			{"DELETE", "al%2Fice", "", 1}, // this user is not here
+			{"DELETE", user, "", 1},       // the user stays by a connection
 		} {
 			if step.method == "join" {
 				alice.join("p")
@@ -568,6 +581,7 @@ func TestBackEndsSayWhoIsHere(t *testing.T) {
 				t.Errorf("%s %s: %d %s, want %d", step.method, step.user, g.status, g.text, step.want)
 			}
 		}
+
 		alice.leave("p")
 
 		for _, bad := range []struct {
@@ -588,31 +602,33 @@ func TestBackEndsSayWhoIsHere(t *testing.T) {
 		const many = 150 // more than one address may hold by PUT at once
 		for i := range many {
 			if g := s.do("PUT", page(fmt.Sprint("user-", i), "full"), "", key); g.Count != i+1 {
-				t.Errorf("user %d: %d %s", i, g.status, g.text)
+				t.Errorf("user %d: %d %s, want the next count", i, g.status, g.text)
 			}
 		}
-		time.Sleep(time.Minute) // longer than holds
+
+		time.Sleep(time.Minute) // holds end before that
 		if full, p := s.count("full"), s.count("p"); full != 0 || p != 0 {
-			t.Errorf("%d and %d without a hold are still here", full, p)
+			t.Errorf("%d and %d users are counted after their holds ended, want 0 and 0", full, p)
 		}
 	})
 }
 
-// A stream of a top list begins with the list, and sends it again when it changes, at most once a second. Impossible
-// lists are refused before the stream begins.
+// A stream of a top list begins with the list, and sends it again after changes, at most once a second. Invalid lists
+// are refused before the stream begins.
 func TestTopEvents(t *testing.T) {
 	inMemoryWith(t, everything, func(t *testing.T, s *served) {
 		add := func(key string, delta int) {
 			g := s.do("POST", "/api/v1/counters/"+key+"/increment", fmt.Sprint(`{"delta":`, delta, `}`), serverKey)
 			if g.status != http.StatusOK {
-				t.Fatalf("%d %s", g.status, g.text)
+				t.Fatalf("the increment is answered %d %s, want 200", g.status, g.text)
 			}
 		}
+
 		add("views:a", 2)
 		st := s.stream("/api/v1/top/events?match=views:*&last=1h&n=2")
 		const form = `{"match":"views:*","last":"1h","top":[%s{"key":"views:a","value":2}]}`
 		if e := st.take(); e.name != "top" || e.data != fmt.Sprintf(form, "") {
-			t.Fatalf("the stream begins with %s", e.data)
+			t.Fatalf("the stream begins with %s, want an empty list", e.data)
 		}
 
 		last, value := time.Now(), 0
@@ -621,12 +637,14 @@ func TestTopEvents(t *testing.T) {
 				add("views:b", delta)
 				value += delta
 			}
+
 			want := fmt.Sprintf(form, fmt.Sprintf(`{"key":"views:b","value":%d},`, value))
 			for data := ""; data != want; {
 				data = st.take().data
 				if apart := time.Since(last); value > 30 && apart < 900*time.Millisecond {
-					t.Errorf("%s after another event: %s", apart, data)
+					t.Errorf("only %s after another event: %s", apart, data)
 				}
+
 				last = time.Now()
 			}
 		}

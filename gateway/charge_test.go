@@ -17,12 +17,12 @@ import (
 	"headcount/internal/testkit"
 )
 
-// A client that floods the gateway, with whatever messages, gets errors, is read slowly,
-// and is closed at its twentieth error.
+// A client that floods the gateway with messages of any kind gets errors, is read slowly, and is closed at its
+// twentieth error.
 func TestServerFloods(t *testing.T) {
 	t.Parallel()
 	polled(t, nil, func(t *testing.T, s *served) {
-		// Each kind floods on a connection of its own, all at a time.
+		// Each kind has a connection of its own, all at the same time.
 		var wg sync.WaitGroup
 		for name, frame := range map[string]string{
 			"messages":        masked(websocket.Text, heartbeatMsg),
@@ -60,15 +60,17 @@ func TestServerFloods(t *testing.T) {
 
 					if opcode == websocket.Close {
 						if code := binary.BigEndian.Uint16(payload); code != 1008 || limited != bounds.Errors.Max {
-							t.Errorf("%s: closed with %d after %d errors", name, code, limited)
+							t.Errorf("%s: closed with %d after %d errors, want 1008 after %d",
+								name, code, limited, bounds.Errors.Max)
 						}
+
 						break
 					}
 				}
 
-				// The client was throttled nineteen times at least, so it was read at the allowed rate.
+				// The client was read at the allowed rate if it was throttled at least nineteen times.
 				if took := time.Since(began); took < time.Duration(bounds.Errors.Max-1)*throttleTime {
-					t.Errorf("%s: closed after %s", name, took)
+					t.Errorf("%s: closed after only %s", name, took)
 				}
 			})
 		}
@@ -78,8 +80,7 @@ func TestServerFloods(t *testing.T) {
 	})
 }
 
-// A client that repeats long lists is read more slowly. It gets no error, and all its messages
-// are answered in the end.
+// A client that repeats long lists is read more slowly. It gets no error, and in the end all its messages are answered.
 func TestLongListsAreReadSlowly(t *testing.T) {
 	inMemory(t, nil, func(t *testing.T, s *served) {
 		const most, lists = 100, 40
@@ -96,7 +97,7 @@ func TestLongListsAreReadSlowly(t *testing.T) {
 		for {
 			_, payload, err := r.frame()
 			if err != nil || bytes.Contains(payload, []byte(`"error"`)) {
-				t.Fatalf("%s, %v", payload, err)
+				t.Fatalf("got %s, %v; want no error", payload, err)
 			}
 			if bytes.HasPrefix(payload, []byte(`{"type":"heartbeat"`)) {
 				break
@@ -110,8 +111,7 @@ func TestLongListsAreReadSlowly(t *testing.T) {
 	})
 }
 
-// The data that the client of an event stream sends is ignored. It is read no faster than the
-// data of other clients.
+// The data that the client of an event stream sends is ignored, and is read no faster than that of other clients.
 func TestEventStreamThatTalks(t *testing.T) {
 	inMemory(t, nil, func(t *testing.T, s *served) {
 		r := s.open("/p/counter/events", "")
@@ -129,8 +129,8 @@ func TestEventStreamThatTalks(t *testing.T) {
 		}
 
 		most := (bounds.Messages.Burst + bounds.Messages.PerSecond) * 8 << 10
-		if sent > most+32<<20 { // and what the sockets hold
-			t.Fatalf("%d bytes were read in half a second", sent)
+		if sent > most+32<<20 { // and what the buffers of the sockets hold
+			t.Fatalf("%d bytes were read in half a second, want at most %d and the buffers", sent, most)
 		}
 
 		_ = r.Close()
@@ -138,7 +138,7 @@ func TestEventStreamThatTalks(t *testing.T) {
 	})
 }
 
-// onPages is a message about so many pages.
+// onPages returns a message about the pages with these numbers.
 func onPages(kind string, from, to int) []byte {
 	var pages []string
 	for i := from; i < to; i++ {
@@ -147,7 +147,7 @@ func onPages(kind string, from, to int) []byte {
 	return []byte(masked(websocket.Text, `{"type":"`+kind+`","pages":[`+strings.Join(pages, ",")+`]}`))
 }
 
-// The limit on new pages of an address does not begin anew with each of its connections.
+// The limit on new pages is one of the address: it does not begin anew with each connection.
 func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
 	inMemory(t, nil, func(t *testing.T, s *served) {
 		s.g.newTopics[0] = bounds.NewRates(&bounds.Bound{
@@ -163,9 +163,9 @@ func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
 		second.expect(websocket.Text, `{"type":"error","code":"rate_limited"`)
 		second.write([]byte(masked(websocket.Text, `{"type":"join","page":"new"}`)))
 		limited := fmt.Sprintf(`{"type":"error","code":"rate_limited","message":%q}`, bounds.NewTopics.Says)
-		second.expect(websocket.Text, limited) // a client would give up a page that is named
+		second.expect(websocket.Text, limited) // without a page in it: a client would give that page up
 
-		// So do event streams and requests.
+		// Event streams and requests count as well.
 		for n, path := range []string{"/%s/counter/events", "/%s/counter", "/-/counters?page=%s", "/%s/badge.svg"} {
 			for i := 0; ; i++ {
 				resp, err := http.ReadResponse(s.open(fmt.Sprintf(path, fmt.Sprint(n, "-", i)), "").in, nil)
@@ -177,25 +177,25 @@ func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
 					break
 				}
 				if resp.StatusCode != http.StatusOK || i > 150 {
-					t.Fatalf("%s, %d: %s", path, i, resp.Status)
+					t.Fatalf("%s, number %d: %s, want a refusal after 100 or so", path, i, resp.Status)
 				}
 			}
 		}
 	})
 }
 
-// A client that subscribes to new pages without end gets errors, and its other pages
-// stay as they are. Pages that the gateway already has cost nothing.
+// A client that subscribes to new pages without end gets errors, and its other pages stay as they are. Pages that the
+// gateway has already cost nothing.
 func TestNewPagesAreLimited(t *testing.T) {
 	inMemory(t, nil, func(t *testing.T, s *served) {
 		r, other := s.socket(""), s.socket("")
 
 		other.write(onPages("subscribe", 300, 350))
 		began := time.Now()
-		const before = 50 + 2 // the other's pages, and the unread record of each client
+		const before = 50 + 2 // the pages of the other client, and the unread record of each client
 		testkit.Eventually(t, "the other's pages", func() bool { return s.g.hub.Wanted() == before })
 
-		// These use up the burst.
+		// These pages use up the burst.
 		for i := range bounds.NewTopics.Burst / 100 {
 			r.write(onPages("subscribe", 100*i, 100*i+100))
 			testkit.Eventually(t, "its pages", func() bool { return s.g.hub.Wanted() == before+100 })
@@ -203,7 +203,7 @@ func TestNewPagesAreLimited(t *testing.T) {
 			testkit.Eventually(t, "that they are left", func() bool { return s.g.hub.Wanted() == before })
 		}
 
-		// From here on each round asks for 90 pages that are new, and faster than the rate permits.
+		// From here on each round asks for 90 new pages, faster than the rate permits.
 		refused := false
 		for from := 400; !refused; from += 100 {
 			admitted := bounds.NewTopics.Burst/100*100 + (from-400)/100*90
@@ -231,7 +231,7 @@ func TestNewPagesAreLimited(t *testing.T) {
 			}
 		}
 
-		// A refused frame has changed nothing.
+		// The refused frames have changed nothing.
 		testkit.Eventually(t, "as many topics as before", func() bool { return s.g.hub.Wanted() == before })
 		r.write(onPages("subscribe", 300, 350))
 		r.expect(websocket.Text, `{"type":"count"`)

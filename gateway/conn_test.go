@@ -39,7 +39,7 @@ import (
 	"headcount/webhook"
 )
 
-// What clients may rely on, as package conn has it.
+// Times that clients may rely on, as in package conn.
 const (
 	lingerClose  = time.Second            // how long a closed client may take to close its side
 	throttleTime = 100 * time.Millisecond // how long a client is not read after it has sent too much
@@ -52,20 +52,20 @@ type served struct {
 	addr string
 	dial func() (net.Conn, error)
 	stop func() // ends the goroutines of gateway and node
-	// listener is the system's; nil: connections are in memory.
+	// listener is nil if connections are in memory.
 	listener *net.TCPListener
 }
 
-// lone is a cluster of one process, and of gateways that are not asked for anything.
+// lone is a cluster of one process, which other gateways ask for nothing.
 type lone struct {
 	*node.Node
 	store  *presencemem.Store
 	others []presence.Process
-	// gateway is what a member also asks for the parts of a count.
+	// gateway returns the gateway's parts of a count, for which a member asks as well.
 	gateway func(page string) presence.Parts
 }
 
-// Explain is that of a member.
+// Explain does what a member's Explain does.
 func (l lone) Explain(ctx context.Context, page string) presence.Parts {
 	parts, err := l.Node.Explain(ctx, page)
 	parts.Add(l.gateway(page))
@@ -100,8 +100,7 @@ func (l lone) Ready() error {
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// serveGateway runs a gateway until the test ends, and then checks that no connection is left
-// of it.
+// serveGateway runs a gateway until the test ends, and then checks that no connection is left.
 func serveGateway(t *testing.T, polled bool, tune func(*Config)) *served {
 	t.Helper()
 	return serveVia(t, polled, tune, func(s *served, server *httptest.Server) {
@@ -109,6 +108,7 @@ func serveGateway(t *testing.T, polled bool, tune func(*Config)) *served {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		server.Listener = entrance
 		server.Config.ConnState, server.Config.ConnContext = entrance.State, entrance.Context
 		server.Start()
@@ -122,10 +122,10 @@ func serveGateway(t *testing.T, polled bool, tune func(*Config)) *served {
 	})
 }
 
-// silentTime is how long a client of a test may be silent before its first request.
+// silentTime is how long a test's client may wait before it sends its first request.
 const silentTime = 10 * time.Second
 
-// serveVia is serveGateway with another way to start its HTTP server, whose listener is that of the gateway.
+// serveVia is serveGateway with another way to start its HTTP server, which uses the gateway's listener.
 func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*served, *httptest.Server)) *served {
 	t.Helper()
 
@@ -145,7 +145,8 @@ func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*served,
 	return s
 }
 
-// dialFrom returns a function that connects from an address each time; nil: the system's choice.
+// dialFrom returns a function that connects, each time from another address of from; if from is nil, the system
+// chooses.
 func dialFrom(addr string, from func() net.Addr) func() (net.Conn, error) {
 	return func() (net.Conn, error) {
 		d := net.Dialer{LocalAddr: from()}
@@ -153,12 +154,12 @@ func dialFrom(addr string, from func() net.Addr) func() (net.Conn, error) {
 	}
 }
 
-// runGateway runs a gateway that has no listener yet, with a node and a store, until stop.
+// runGateway runs a gateway without a listener, with a node and a store, until stop.
 func runGateway(t *testing.T, poller bool, tune func(*Config)) *served {
 	t.Helper()
 
 	identities := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}})
-	origins, _ := identity.NewOrigins(nil) // only what is written may be wrong, here and below
+	origins, _ := identity.NewOrigins(nil) // an empty list is never an error, here and below
 	proxies, _ := identity.NewProxies(nil)
 	sites, _ := identity.NewSites(nil)
 
@@ -201,11 +202,11 @@ func runGateway(t *testing.T, poller bool, tune func(*Config)) *served {
 	}
 
 	if !poller {
-		// Without a poller a goroutine serves each connection, as where the system has none.
+		// Without a poller a goroutine serves each connection, as on systems that have none.
 		clear(g.pollers)
 	}
 
-	// The process owns every partition, so a test needs no cluster.
+	// The process owns all partitions, so no cluster is needed.
 	own := make([]int, presence.DefaultPartitions)
 	for i := range own {
 		own[i] = i
@@ -227,20 +228,20 @@ func runGateway(t *testing.T, poller bool, tune func(*Config)) *served {
 	}}
 }
 
-// drain has the gateway send everybody away, and checks that nothing is left of them.
+// drain makes the gateway send all clients away, and checks that nothing is left of them.
 func (s *served) drain() {
 	within, stop := context.WithTimeout(context.Background(), testkit.Timeout)
 	defer stop()
 
 	s.g.Drain(within)
 	if n := s.g.clients.Connections(); n != 0 {
-		s.t.Errorf("%d connections are left", n)
+		s.t.Errorf("%d connections are left, want none", n)
 	}
 	if left := s.g.hub.Wanted(); left != 0 {
-		s.t.Errorf("%d topics are still wanted", left)
+		s.t.Errorf("%d topics are still wanted, want none", left)
 	}
 	if left := s.g.unread.Users(); left != 0 {
-		s.t.Errorf("%d users are left", left)
+		s.t.Errorf("%d users are left, want none", left)
 	}
 }
 
@@ -250,36 +251,36 @@ func bothWays(t *testing.T, tune func(*Config), test func(*testing.T, *served)) 
 	t.Run("a goroutine each", func(t *testing.T) { test(t, serveGateway(t, false, tune)) })
 }
 
-// polled runs a test with the poller alone: it asks nothing that a goroutine per connection does otherwise.
+// polled runs a test with the poller alone: for a goroutine per connection it would check nothing else.
 func polled(t *testing.T, tune func(*Config), test func(*testing.T, *served)) {
 	test(t, serveGateway(t, true, tune))
 }
 
-// settles waits until only so many connections are left.
+// settles waits until exactly so many connections are left.
 func (s *served) settles(want int) {
 	s.t.Helper()
 	testkit.Eventually(s.t, fmt.Sprintf("%d connections to be left", want), func() bool {
-		// A connection that ends leaves the hub first, and gives back its place last.
+		// A connection that ends first leaves the hub, and frees its place last.
 		return len(s.g.hub.Clients()) == want && s.g.clients.Connections() == int64(want)
 	})
 }
 
-// expire has the tokens of all clients expire.
+// expire makes the tokens of all clients expire.
 func (s *served) expire() {
 	for _, c := range s.g.hub.Clients() {
 		c.Expire()
 	}
 }
 
-// raw is a client that knows no more of the protocol than a test wants it to.
+// raw is a client that knows only as much of the protocol as a test needs.
 type raw struct {
 	t *testing.T
 	net.Conn
 	in       *bufio.Reader
-	noCounts bool // frame passes over counts
+	noCounts bool // frame skips counts
 }
 
-// open sends the request's lines, and early right behind it.
+// open sends the lines of a request, and early directly after them.
 func (s *served) open(target, early string, lines ...string) *raw {
 	s.t.Helper()
 	c, err := s.dial()
@@ -294,10 +295,10 @@ func (s *served) open(target, early string, lines ...string) *raw {
 	return r
 }
 
-// tcp is the connection of a test that needs a real one.
+// tcp returns the TCP connection of a test that has a real one.
 func (r *raw) tcp() *net.TCPConn { return r.Conn.(*net.TCPConn) }
 
-// upgrade returns the lines of an upgrade to a WebSocket, with the key of the example in RFC 6455.
+// upgrade returns the header lines of an upgrade to a WebSocket, with the key of the example in RFC 6455.
 func upgrade(more ...string) []string {
 	return append(more, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
 		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
@@ -312,7 +313,7 @@ func (s *served) socket(early string) *raw {
 		s.t.Fatalf("Sec-WebSocket-Accept is %q, not that of RFC 6455", got)
 	}
 	if got := resp.Header.Get("Sec-WebSocket-Protocol"); got != conn.Subprotocol {
-		s.t.Fatalf("Sec-WebSocket-Protocol is %q", got)
+		s.t.Fatalf("Sec-WebSocket-Protocol is %q, want %q", got, conn.Subprotocol)
 	}
 
 	r.expect(websocket.Text, `{"type":"welcome"`)
@@ -343,14 +344,14 @@ func (r *raw) write(p []byte) {
 	}
 }
 
-// frame reads one frame, or the end of the connection.
+// frame reads one frame, or returns the error that ends the connection.
 func (r *raw) frame() (opcode byte, payload []byte, err error) {
 	_ = r.SetReadDeadline(time.Now().Add(testkit.Timeout))
 
 	return r.next()
 }
 
-// next is frame before the connection's own deadline.
+// next is frame without the read deadline of the test.
 func (r *raw) next() (opcode byte, payload []byte, err error) {
 	var head [2]byte
 	if _, err := io.ReadFull(r.in, head[:]); err != nil {
@@ -379,12 +380,12 @@ var countFrame = regexp.MustCompile(`^{"(type":"count|event":"pusher_internal:su
 
 const unreadMsg = `{"type":"unread"`
 
-// expect reads until the wanted frame. It answers pings, and skips frames that a client may receive again.
+// expect reads until the wanted frame. It answers pings, and skips frames that the gateway may send again.
 func (r *raw) expect(opcode byte, prefix string) {
 	r.t.Helper()
 	for began := time.Now(); ; {
 		got, payload, err := r.frame()
-		// A connection that sends other frames all the time would keep the test from its end.
+		// Without this, a connection that keeps sending other frames would never let the test end.
 		if err == nil && time.Since(began) > testkit.Timeout {
 			err = fmt.Errorf("not within %s", testkit.Timeout)
 		}
@@ -397,7 +398,7 @@ func (r *raw) expect(opcode byte, prefix string) {
 			_, _ = r.Write([]byte(masked(websocket.Pong, "")))
 			continue
 		}
-		// The unread count is sent again after a busy write.
+		// The unread count may be sent again after a write to a busy client.
 		if bytes.HasPrefix(payload, []byte(unreadMsg)) && prefix != unreadMsg {
 			continue
 		}
@@ -410,7 +411,7 @@ func (r *raw) expect(opcode byte, prefix string) {
 	}
 }
 
-// expectPing reads until a ping, over messages, and answers it.
+// expectPing skips messages until a ping, and answers it.
 func (r *raw) expectPing() {
 	r.t.Helper()
 	for opcode := byte(0); opcode != websocket.Ping; {
@@ -429,7 +430,7 @@ func (r *raw) expectClose(code int) {
 	r.expect(websocket.Close, string(binary.BigEndian.AppendUint16(nil, uint16(code))))
 }
 
-// expectEnd reads until the connection ends, whatever comes before.
+// expectEnd reads until the connection ends, whatever it sends before.
 func (r *raw) expectEnd() {
 	r.t.Helper()
 	_ = r.SetReadDeadline(time.Now().Add(testkit.Timeout))
@@ -440,7 +441,7 @@ func (r *raw) expectEnd() {
 	}
 }
 
-// masked is a client's frame.
+// masked returns the frame of a client.
 func masked(first byte, payload string) string { return string(testkit.ClientFrame(first, payload)) }
 
 const (
@@ -450,7 +451,7 @@ const (
 	heartbeatMsg = `{"type":"heartbeat"}`
 )
 
-// The same bytes come cut at every place, and one by one.
+// TestServerFramesInPieces: the bytes of frames arrive split at any place, or one by one. The answers are the same.
 func TestServerFramesInPieces(t *testing.T) {
 	t.Parallel()
 	polled(t, nil, framesInPieces)
@@ -462,17 +463,17 @@ func framesInPieces(t *testing.T, s *served) {
 	sent := masked(websocket.Text, `{"type":"subscribe","pages":["p"]}`) +
 		masked(websocket.Pong, "") +
 		masked(partText, `{"type":"hea`) +
-		masked(websocket.Ping, "between") + // a control frame may come between fragments
+		masked(websocket.Ping, "between") + // a control frame is allowed between fragments
 		masked(partMore, "") +
 		masked(lastPart, `rtbeat"}`) +
 		masked(websocket.Ping, "") +
-		masked(websocket.Text, "") + // no JSON
+		masked(websocket.Text, "") + // not JSON
 		masked(websocket.Text, `{"type":"read","x":"`+strings.Repeat("x", 200)+`"}`)
 
 	check := func(r *raw) {
 		r.t.Helper()
-		// A count comes when it comes, and the unread count comes again to a client that was
-		// busy when a count was due; everything else comes in order.
+		// Counts may come at any time, and the unread count comes again if the client was busy when a count was due.
+		// Everything else comes in order.
 		want := []struct {
 			opcode byte
 			prefix string
@@ -487,7 +488,7 @@ func framesInPieces(t *testing.T, s *served) {
 				r.t.Fatal(err)
 			}
 
-			// The unread count is awaited at the end, so one that comes before the end is one that comes again.
+			// The awaited unread count is the last answer, so an earlier one is a repetition.
 			again := bytes.HasPrefix(payload, []byte(unreadMsg)) && i+1 < len(want)
 			if again || bytes.HasPrefix(payload, []byte(`{"type":"count"`)) {
 				continue
@@ -508,7 +509,7 @@ func framesInPieces(t *testing.T, s *served) {
 		wg.Go(func() {
 			if cut > 0 {
 				r.write([]byte(sent[:cut]))
-				time.Sleep(20 * time.Millisecond) // else the system may join the two parts
+				time.Sleep(20 * time.Millisecond) // otherwise the system may join the two parts
 			}
 			r.write([]byte(sent[cut:]))
 			check(r)
@@ -516,7 +517,7 @@ func framesInPieces(t *testing.T, s *served) {
 		})
 	}
 
-	// Without Nagle's algorithm, as Go's sockets are, each byte is a segment of its own.
+	// Go's sockets do not use Nagle's algorithm, so each byte is a segment of its own.
 	drip := s.socket("")
 	for i := range sent {
 		drip.write([]byte(sent[i : i+1]))
@@ -527,7 +528,7 @@ func framesInPieces(t *testing.T, s *served) {
 
 	wg.Wait()
 
-	// What comes right behind the handshake must not be lost with the HTTP server's buffer.
+	// What directly follows the handshake is in the HTTP server's buffer, and must not be lost.
 	early := s.socket(sent)
 	check(early)
 	_ = early.Close()
@@ -535,12 +536,11 @@ func framesInPieces(t *testing.T, s *served) {
 	s.settles(0)
 }
 
-// An end is a way in which a connection that is on a page ends.
+// end is a way in which the connection of a client on a page ends.
 type end func(r *raw)
 
-// ends are all of them. When both close frames have been sent, the server closes the connection and does not
-// wait for the client. It does not matter which side began, or whether the client still had data to send. It closes
-// within promise.
+// ends returns all ways. When both close frames have been sent, the server closes the connection without waiting for
+// the client, whichever side began, and whether or not the client still had data to send. It closes within promise.
 func ends(t *testing.T, promise time.Duration) map[string]end {
 	half := masked(websocket.Text, heartbeatMsg)[:9]
 	all := map[string]end{
@@ -549,7 +549,7 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 		"reset":       func(r *raw) { _ = r.tcp().SetLinger(0); _ = r.Close() },
 		"reset in a frame": func(r *raw) {
 			r.write([]byte(half))
-			time.Sleep(5 * time.Millisecond) // so that the gateway has read it
+			time.Sleep(5 * time.Millisecond) // so that the gateway has read what was sent
 			_ = r.tcp().SetLinger(0)
 			_ = r.Close()
 		},
@@ -566,10 +566,11 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 		"last words": func(r *raw) {
 			r.write([]byte(strings.Repeat(masked(websocket.Text, heartbeatMsg), 10)))
 			_ = r.tcp().CloseWrite()
-			// The gateway answers what it had received before the end of the client's side.
+			// The gateway answers what it received before the client closed its side.
 			for range 10 {
 				r.expect(websocket.Text, heartbeatMsg)
 			}
+
 			r.expectEnd()
 		},
 		"half closed after the close": func(r *raw) {
@@ -579,9 +580,9 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 			r.expectEnd()
 		},
 		"long ping": func(r *raw) {
-			r.write([]byte(masked(websocket.Ping, strings.Repeat("x", 126))[:8])) // its head is enough
+			r.write([]byte(masked(websocket.Ping, strings.Repeat("x", 126))[:8])) // the head is enough
 			r.expectClose(1002)
-			r.expectEnd() // also when the client does not close its side
+			r.expectEnd() // even if the client does not close its side
 		},
 	}
 
@@ -633,7 +634,7 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 			var payload []byte
 			said := ""
 			for opcode != websocket.Close {
-				said = string(payload) // the message before this one
+				said = string(payload) // the message before this frame
 				var err error
 				opcode, payload, err = r.frame()
 				if err != nil {
@@ -641,13 +642,14 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 					return
 				}
 			}
+
 			if got := binary.BigEndian.Uint16(payload); got != tc.code || !strings.HasPrefix(said, tc.says) {
-				r.t.Errorf("%s: closed with %d after %q, want %d", name, got, said, tc.code)
+				r.t.Errorf("%s: closed with %d after %q, want %d after %q", name, got, said, tc.code, tc.says)
 			}
 
 			began := watch.Elapsed()
 			if !tc.first {
-				// The server waits for the answer for lingerClose, in which a busy machine may not run this client.
+				// The server waits for the answer for lingerClose. A busy machine may not run this client in that time.
 				_, err := r.Write([]byte(tc.more + closing(tc.code)))
 				if err != nil && time.Since(sent) < lingerClose {
 					r.t.Errorf("%s: %v", name, err)
@@ -656,7 +658,7 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 
 			r.expectEnd()
 			if took := watch.Elapsed() - began; took >= promise {
-				r.t.Errorf("%s: the end came after %s", name, took)
+				r.t.Errorf("%s: the end came after %s, want less than %s", name, took, promise)
 			}
 		}
 	}
@@ -666,25 +668,26 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 
 func joins(page string) string { return masked(websocket.Text, `{"type":"join","page":"`+page+`"}`) }
 
-// visit has a connection come to a page, and end.
+// visit opens a connection that joins a page, and ends it.
 func (s *served) visit(page string, end end) {
 	r := s.socket("")
 	r.write([]byte(joins(page)))
 	r.expect(websocket.Text, `{"type":"count","page":"`+page)
 
-	r.noCounts = true // of others, which may come between what the end expects
+	r.noCounts = true // counts of others may come between the frames that end expects
 	end(r)
 	_ = r.Close()
 }
 
-// visitWithoutSocket has event streams, and a call with half a handshake behind it, come and end.
+// visitWithoutSocket opens and ends event streams, and a call with half a handshake behind it.
 func (s *served) visitWithoutSocket(page string) {
 	for i := range 3 {
 		r := s.open("/"+page+"/counter/events", "")
 		r.response(http.StatusOK)
 		if line, err := r.in.ReadString('\n'); err != nil || line != "event: count\n" {
-			r.t.Errorf("got %q, %v", line, err)
+			r.t.Errorf("the stream begins with %q, %v; want an event with a count", line, err)
 		}
+
 		switch i {
 		case 0:
 			_ = r.tcp().SetLinger(0)
@@ -695,7 +698,7 @@ func (s *served) visitWithoutSocket(page string) {
 		_ = r.Close()
 	}
 
-	// Half a handshake stands behind a call on the same connection, and is reset.
+	// Half a handshake follows a call on the same connection, which is then reset.
 	call := s.open("/"+page+"/counter", "")
 	_, _ = io.Copy(io.Discard, call.response(http.StatusOK).Body)
 	call.write([]byte("GET /-/ws HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\n"))
@@ -703,7 +706,7 @@ func (s *served) visitWithoutSocket(page string) {
 	_ = call.Close()
 }
 
-// TestClockEndsOfConnections has connections end in every way, many at a time.
+// TestClockEndsOfConnections ends connections in every way, many at a time, and nothing is left of them.
 func TestClockEndsOfConnections(t *testing.T) {
 	t.Parallel()
 	const rounds = 6
@@ -711,27 +714,28 @@ func TestClockEndsOfConnections(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range rounds {
 			for name, end := range ends(t, lingerClose) {
-				// In hex, since the name stands between quotes in JSON. Every third round is on the same pages.
+				// In hex, since the name becomes part of a JSON string. Every third round uses the same pages.
 				wg.Go(func() { s.visit(fmt.Sprintf("%x %d", name, i%3), end) })
 			}
+
 			wg.Go(func() { s.visitWithoutSocket("p") })
 		}
 
 		wg.Wait()
 		s.settles(0)
-		s.open("/p/counter/events", "").response(http.StatusOK) // left to the drain
+		s.open("/p/counter/events", "").response(http.StatusOK) // this stream is ended by the drain
 		s.settles(1)
 	})
 }
 
-// TestPongThenNothing: a connection that answers pings stays. One that does not answer
-// them, or only begins a frame, is closed as silent.
+// TestPongThenNothing: a connection that answers pings stays. One that does not answer, or sends only the beginning of
+// a frame, is closed as silent.
 func TestPongThenNothing(t *testing.T) {
 	inMemory(t, func(cfg *Config) {
 		cfg.PingInterval, cfg.PongTimeout = 100*time.Millisecond, 3*time.Second // a busy machine answers late
 	}, func(t *testing.T, s *served) {
 		deaf, half := s.socket(""), s.socket("")
-		half.write([]byte{0x81, 0xfe}) // the head of a frame is no sign of life
+		half.write([]byte{0x81, 0xfe}) // half a head of a frame is no sign of life
 
 		r := s.socket("")
 		r.expectPing()
@@ -747,7 +751,7 @@ func TestPongThenNothing(t *testing.T) {
 			half.expectEnd()
 		}()
 
-		// The client that answers outlives both.
+		// The client that answers outlives the other two.
 		for open := true; open; {
 			r.expectPing()
 			select {
@@ -765,7 +769,8 @@ func TestPongThenNothing(t *testing.T) {
 	})
 }
 
-// TestServerCloseWhileServing closes connections at all times from the gateway's side.
+// TestServerCloseWhileServing: the gateway may close a connection at any moment, also in the middle of a read or a
+// write.
 func TestServerCloseWhileServing(t *testing.T) {
 	t.Parallel()
 	polled(t, nil, func(t *testing.T, s *served) {
@@ -778,7 +783,7 @@ func TestServerCloseWhileServing(t *testing.T) {
 
 		for _, r := range all {
 			wg.Go(func() {
-				// All of them write and read, so that a close falls into the middle of something.
+				// All of them write and read, so that a close comes in the middle of something.
 				text := []byte(strings.Repeat(masked(websocket.Ping, "x")+masked(websocket.Pong, ""), 20))
 				for {
 					if _, err := r.Write(text); err != nil {
@@ -789,7 +794,7 @@ func TestServerCloseWhileServing(t *testing.T) {
 			wg.Go(func() { _, _ = io.Copy(io.Discard, r) })
 		}
 
-		// Twice at once, as when the gateway drains while a client is closed for its errors.
+		// Each is closed twice at once, as when the gateway drains while a client is closed for its errors.
 		for _, c := range s.g.hub.Clients() {
 			wg.Go(func() { _ = c.Close() })
 			wg.Go(func() { _ = c.Close() })
@@ -800,8 +805,8 @@ func TestServerCloseWhileServing(t *testing.T) {
 	})
 }
 
-// A client floods the gateway with requests and never reads an answer. The gateway stops reading from that client, then
-// closes it. Other clients notice nothing.
+// A client floods the gateway with requests and never reads an answer. The gateway stops reading from it, then closes
+// it. Other clients notice nothing.
 func TestClockClientThatTakesNothing(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	polled(t, takesNothing(reg), func(t *testing.T, s *served) { clientTakesNothing(t, s, reg) })
@@ -820,7 +825,7 @@ func takesNothing(reg *prometheus.Registry) func(*Config) {
 }
 
 func clientTakesNothing(t *testing.T, s *served, reg *prometheus.Registry) {
-	hog := s.narrowSocket(4096) // else the kernel takes megabytes of pongs first
+	hog := s.narrowSocket(4096) // otherwise the kernel buffers megabytes of pongs
 	defer hog.Close()
 
 	gone := make(chan struct{})
@@ -841,9 +846,9 @@ func clientTakesNothing(t *testing.T, s *served, reg *prometheus.Registry) {
 		other.write([]byte(masked(websocket.Text, heartbeatMsg)))
 		other.expect(websocket.Text, heartbeatMsg)
 
-		// Less than the write timeout: nobody may wait for a write to the other client.
+		// This is less than the write timeout: no client waits until a write to another client fails.
 		if took := watch.Elapsed() - began; took > 400*time.Millisecond {
-			t.Errorf("the other client waited %s", took)
+			t.Errorf("the other client waited for %s, want 400ms at most", took)
 		}
 
 		select {
@@ -861,11 +866,12 @@ func clientTakesNothing(t *testing.T, s *served, reg *prometheus.Registry) {
 	}
 }
 
-// narrowSocket is socket with small buffers between server and client. Sockets that are opened after it have them, too.
+// narrowSocket is socket with small buffers between server and client. Later sockets of the same listener have them,
+// too.
 func (s *served) narrowSocket(bytes int) *raw {
 	s.t.Helper()
 
-	// What the listener accepts inherits it. A connection in memory has a buffer at the client's end alone.
+	// Accepted connections inherit the listener's buffer. One in memory has a buffer only at the client's end.
 	if s.listener != nil {
 		listener, err := s.listener.SyscallConn()
 		if err != nil {
@@ -881,13 +887,13 @@ func (s *served) narrowSocket(bytes int) *raw {
 
 	r := s.socket("")
 	_ = r.Conn.(interface{ SetReadBuffer(int) error }).SetReadBuffer(bytes)
-	s.settles(1) // a client is welcomed before the gateway knows it
+	s.settles(1) // the welcome is sent before the hub has the client
 
 	return r
 }
 
-// A client that reads only after a while stays connected, although meanwhile no ping could be sent to it and
-// none of its frames was read. It loses neither updates nor answers to its messages.
+// A client that does not read for a while stays connected, although no ping can be sent to it meanwhile and none of its
+// frames is read. It loses neither updates nor answers to its messages.
 func TestServerASlowClientLives(t *testing.T) {
 	t.Parallel()
 	polled(t, pingsOften, func(t *testing.T, s *served) { slowClientLives(t, s, 25) })
@@ -906,24 +912,25 @@ func pingsOften(cfg *Config) {
 	cfg.PongTimeout = time.Second
 }
 
-// slowClientLives has a client that sends some pings in each tenth of a second while it does not read.
+// slowClientLives has a client that does not read for a while, and sends some pings in each tenth of a second.
 func slowClientLives(t *testing.T, s *served, asks int) {
 	r := s.narrowSocket(64 << 10)
 	const fillers = 10
 	sent := 0
-	// Ten of these do not fit into the buffers, so the gateway has to keep a part.
+	// Ten of these do not fit into the buffers, so the gateway has to keep some of them.
 	filler := bytes.Repeat([]byte("x"), 60_000)
 	for _, c := range s.g.hub.Clients() {
 		for !c.Busy() && sent < fillers {
 			_ = c.Try(websocket.AppendFrame(nil, websocket.Text, filler))
 			sent++
 		}
+
 		if !c.Busy() {
-			t.Error("the client has taken everything; the test shows nothing")
+			t.Error("the buffers took everything, so the test proves nothing")
 		}
 	}
 
-	// A silent client would be closed by then. All the while pings are due and cannot be sent.
+	// A silent client would be closed within this time. Meanwhile pings are due and cannot be sent.
 	const rounds, pause = 21, 100 * time.Millisecond
 	var talking sync.WaitGroup
 	talking.Go(func() {
@@ -937,14 +944,17 @@ func slowClientLives(t *testing.T, s *served, asks int) {
 			}
 		}
 	})
+
 	time.Sleep(rounds * pause)
 
 	for range sent {
 		r.expect(websocket.Text, string(filler))
 	}
+
 	for i := range rounds * asks {
 		r.expect(websocket.Pong, fmt.Sprintf("%0100d", i))
 	}
+
 	talking.Wait()
 
 	r.expectPing()
@@ -955,8 +965,7 @@ func slowClientLives(t *testing.T, s *served, asks int) {
 	s.settles(0)
 }
 
-// A client that closes its side in time is certain to get the close frame. A client that does not is closed after a
-// moment.
+// A client that closes its side in time always gets the close frame. A client that does not is closed a moment later.
 func TestClockDrainWaitsForTheClose(t *testing.T) {
 	t.Parallel()
 	polled(t, drainsSoon, drainWaitsForTheClose)
@@ -980,7 +989,7 @@ func drainWaitsForTheClose(t *testing.T, s *served) {
 		r.expectClose(1012)
 	}
 
-	// Only the good one answers with its side's end.
+	// Only the good client closes its side.
 	good.write([]byte(masked(websocket.Close, "\x03\xf4")))
 	if tcp, ok := good.Conn.(*net.TCPConn); ok {
 		_ = tcp.CloseWrite()
@@ -993,13 +1002,13 @@ func drainWaitsForTheClose(t *testing.T, s *served) {
 	watch := testkit.NewStopwatch(t)
 	bad.expectEnd()
 	if took := watch.Elapsed(); took > 2*lingerClose {
-		t.Errorf("the end came after %s", took)
+		t.Errorf("the drain took %s, want %s at most", took, 2*lingerClose)
 	}
 
 	drained.Wait()
 }
 
-// counted returns the value of a counter with one label, or -1.
+// counted returns the value of a counter with the given label, or -1.
 func counted(t *testing.T, reg *prometheus.Registry, name, label string) float64 {
 	t.Helper()
 	families, err := reg.Gather()
@@ -1030,7 +1039,7 @@ func TestServerCausesOfLeaves(t *testing.T) {
 			r.expectClose(1000)
 		},
 		"sent_away": func(r *raw) {
-			// The gateway's close frame is the first, so the client's answer does not make it the cause.
+			// The gateway's close frame is the first, so the client's answer is not the cause.
 			s.expire()
 			r.expect(websocket.Text, `{"type":"error","code":"token_expired"`)
 			r.expectClose(websocket.StatusPolicyViolation)
@@ -1042,13 +1051,13 @@ func TestServerCausesOfLeaves(t *testing.T) {
 		s.settles(0)
 
 		if n := counted(t, reg, "headcount_leaves_total", cause); n != 1 {
-			t.Errorf("%s: %v leaves", cause, n)
+			t.Errorf("%v leaves with the cause %s, want 1", n, cause)
 		}
 	}
 }
 
-// TestTheFirstTotalHasTheVisitor joins and asks for the total in one breath: no total may
-// come that lacks the visitor, but one after the time for which a gateway waits.
+// TestTheFirstTotalHasTheVisitor: a client joins a page and asks for the total of the site in one write. No total comes
+// that lacks the visitor, unless the gateway's patience has ended.
 func TestTheFirstTotalHasTheVisitor(t *testing.T) {
 	inMemory(t, nil, func(t *testing.T, s *served) {
 		for i := range 5 {
@@ -1057,7 +1066,7 @@ func TestTheFirstTotalHasTheVisitor(t *testing.T) {
 
 			r.write([]byte(masked(websocket.Text, fmt.Sprintf(`{"type":"join","page":"p%d"}`, i)) +
 				masked(websocket.Text, `{"type":"subscribe","pages":["*"]}`)))
-			// The visitors of the rounds before are still there.
+			// The visitors of earlier rounds are still present.
 			want := fmt.Sprintf(`{"type":"count","page":"*","count":%d,`, i+1)
 
 			for {
@@ -1074,7 +1083,7 @@ func TestTheFirstTotalHasTheVisitor(t *testing.T) {
 					break
 				}
 
-				if time.Since(began) < time.Second { // the patience of fanout.Subscriber.Hold
+				if time.Since(began) < time.Second { // within the patience of the fan-out
 					t.Fatalf("the total is %s, want it to begin with %s", payload, want)
 				}
 			}
@@ -1082,8 +1091,8 @@ func TestTheFirstTotalHasTheVisitor(t *testing.T) {
 	})
 }
 
-// A client that leaves the page that its count of the site waits for gets that count at once, also if the page has no
-// subscription left.
+// A client's count of the site is withheld until its join of a page is stored. If the client leaves the page, it gets
+// the count at once, even if the page has no other subscription.
 func TestALeaveReleasesTheTotal(t *testing.T) {
 	inMemory(t, nil, func(t *testing.T, s *served) {
 		for range 5 {
@@ -1104,8 +1113,8 @@ func TestALeaveReleasesTheTotal(t *testing.T) {
 				}
 			}
 
-			if took := watch.Elapsed(); took > 3*time.Second { // the sweep ends a forgotten hold after 5 s
-				t.Fatalf("the count of the site came after %s", took)
+			if took := watch.Elapsed(); took > 3*time.Second { // a forgotten count would come with the sweep, after 5 s
+				t.Fatalf("the count of the site came after %s, want 3s at most", took)
 			}
 
 			_ = r.Close()
@@ -1113,7 +1122,7 @@ func TestALeaveReleasesTheTotal(t *testing.T) {
 	})
 }
 
-// replies is a function as node.Replies.
+// replies is a function that implements node.Replies.
 type replies func(gateway string, r *heartbeat.Reply)
 
 func (f replies) SendReply(gateway string, r *heartbeat.Reply) { f(gateway, r) }

@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// Users are connected while a connection of them is on a page. Who only watches is not, nor is a crawler.
+// A user is connected while a connection of the user is on a page. A user who only watches is not, nor is a crawler.
 func TestConnected(t *testing.T) {
 	inMemory(t, nil, func(t *testing.T, s *served) {
 		r := s.open("/p/counter/events?join=1", "")
 		cookie, _, _ := strings.Cut(r.response(200).Header.Get("Set-Cookie"), ";")
-		s.looker("Cookie: " + cookie).say(`{"type":"join","page":"p"}`) // the same person
+		s.looker("Cookie: " + cookie).say(`{"type":"join","page":"p"}`) // another tab of the same user
 		s.looker().say(`{"type":"subscribe","page":"p"}`)
 		s.looker(crawls).say(`{"type":"join","page":"p"}`)
 		leaver := s.looker()
@@ -23,6 +23,7 @@ func TestConnected(t *testing.T) {
 		if len(connected) != 2 {
 			t.Errorf("%d users are connected, want 2", len(connected))
 		}
+
 		for user, name := range connected {
 			if s.g.callers.Identities.Hash(name) != user {
 				t.Errorf("%q is not the name of user %d", name, user)

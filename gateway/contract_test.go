@@ -44,7 +44,8 @@ func (noDashboard) Top(context.Context, presence.Site) (presence.TopList, error)
 	return presence.TopList{Pages: []presence.PageUsers{{Page: "p", Users: 2}}}, nil
 }
 
-// cutOff is a store of a region in whose answers about the counter views:far another region is missing.
+// cutOff is a store of counters in a region that has lost touch with another region, which the counter views:far
+// depends on.
 type cutOff struct{ counter.Store }
 
 func (s cutOff) History(
@@ -61,17 +62,18 @@ func (s cutOff) Dimension(ctx context.Context, key, name string) (counter.Counte
 	return c, counted, err
 }
 
-// everything is a Config with all that a gateway can serve, and the API key "k".
+// everything returns a Config with all that a gateway can serve, and the API key "k".
 func everything(t *testing.T) func(*Config) {
 	rules, err := counter.ParseRules([]byte(`{"rules":[
 		{"match":"views:*","kind":"sum","public":["read"],"buckets":["1m:24h"],"top":true,"dimensions":["country"]},
 		{"match":"likes:*","kind":"members","public":["read","member"]},{"match":"visitors:*","kind":"unique","public":["read"]},
 		{"match":"stock:*","kind":"exact","floor":0}]}`))
+
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	// Opened before the gateway, so that it is closed after the gateway's cleanup.
+	// It is opened before the gateway, so that it is closed after the gateway.
 	store := cutOff{countertest.InMemory(t, nil)}
 	counters := pipeline.New(store, rules, counter.CombinerConfig{Instant: true}, zerolog.Nop())
 	t.Cleanup(func() { _ = counters.Close() })
@@ -89,7 +91,7 @@ func everything(t *testing.T) func(*Config) {
 	}
 }
 
-// names returns all calls as "METHOD /path".
+// names returns all calls, as "METHOD /path".
 func (s *served) names() (names []string) {
 	for _, c := range s.g.table() {
 		names = append(names, c.Method+" "+c.Path)
@@ -98,7 +100,7 @@ func (s *served) names() (names []string) {
 	return names
 }
 
-// The document for people has every call, and no other, and says who may make it.
+// docs/http.md has every call, and no other, and says who may make it.
 func TestDocsHaveEveryCall(t *testing.T) {
 	who := map[calls.Who]string{calls.Anyone: "anyone", calls.Visitor: "visitor", calls.Server: "server"}
 	text, err := os.ReadFile("../docs/http.md")
@@ -112,6 +114,7 @@ func TestDocsHaveEveryCall(t *testing.T) {
 		if _, twice := rows[row[1]]; twice {
 			t.Errorf("docs/http.md has %s twice", row[1])
 		}
+
 		rows[row[1]] = strings.TrimSpace(row[2])
 	}
 
@@ -122,10 +125,12 @@ func TestDocsHaveEveryCall(t *testing.T) {
 			if !has {
 				t.Errorf("docs/http.md lacks %s", name)
 			}
-			// Who else may make a call depends on rules and settings, which the document says in words of its own.
+			// For other calls the caller depends on rules and settings, which the document describes in words of its
+			// own.
 			if want, fixed := who[c.Who]; fixed && said != want {
 				t.Errorf("docs/http.md says that %s is for %q, not %q", name, said, want)
 			}
+
 			delete(rows, name)
 		}
 	})
@@ -135,7 +140,7 @@ func TestDocsHaveEveryCall(t *testing.T) {
 	}
 }
 
-// Whatever the table says is for servers is refused to a visitor.
+// Every call that the table gives to servers alone is refused to a visitor.
 func TestCallsOfServersNeedAKey(t *testing.T) {
 	param := regexp.MustCompile(`\{\w+\}`)
 	of := strings.NewReplacer("{key}", "views:1", "counters/{key}/aggregate", "counters/views:*/aggregate")
@@ -157,7 +162,8 @@ func TestCallsOfServersNeedAKey(t *testing.T) {
 			}
 			_ = resp.Body.Close()
 
-			// Calls of counters are opened by rules, so that a visitor is forbidden what another rule may permit.
+			// Rules may open calls of counters to visitors, so there the answer is that this visitor is forbidden to
+			// make it.
 			want := http.StatusUnauthorized
 			if strings.HasPrefix(c.Path, "/api/") {
 				want = http.StatusForbidden
@@ -169,7 +175,7 @@ func TestCallsOfServersNeedAKey(t *testing.T) {
 	})
 }
 
-// Real answers are as openapi.json says: each call once as it should be, and the refusals.
+// Real answers conform to openapi.json: each call succeeds once, and the refusals are tried.
 func TestAnswersAreAsDocumented(t *testing.T) {
 	inMemoryWith(t, everything, func(t *testing.T, s *served) {
 		get := func(path string) []byte {
@@ -177,11 +183,13 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			defer resp.Body.Close()
 			body, err := io.ReadAll(resp.Body)
 			if err != nil || resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "application/json" {
 				t.Fatalf("%s: %s, %v", path, resp.Status, err)
 			}
+
 			return body
 		}
 
@@ -203,6 +211,7 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			return schema.Validate(value)
 		}
 
@@ -215,9 +224,9 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 		const batch = `{"batch":[` + changed + `]}`
 		const me, key, other = "Headcount-Id: ", "X-API-Key: k", "Origin: https://another.example"
 
-		var own string // the id of a visitor
+		var own string // the id of the visitor
 		good := map[string]bool{}
-		// The order matters: calls read what those above them have written.
+		// The order matters: calls read what earlier ones have written.
 		for _, c := range []struct {
 			call, path, body string
 			status           int
@@ -476,6 +485,7 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 				t.Errorf("%s: %s %s, want %d, %v", c.call, resp.Status, body, c.status, err)
 				continue
 			}
+
 			_ = resp.Body.Close()
 			// The visitor keeps the id that the first answer gave to it.
 			if id := resp.Header.Get("Headcount-Id"); id != "" {
@@ -491,7 +501,7 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			}
 		}
 
-		// A call has one schema, and this answer is another one.
+		// A call has one schema in the document, and with explain=1 the answer has another.
 		_, text := s.ask("GET", "/p/counter?explain=1", "", key)
 		if err := valid("openapi.json#/components/schemas/ExplainedCount", parse(t, []byte(text))); err != nil {
 			t.Errorf("%s is not as documented: %v", text, err)
@@ -507,13 +517,13 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 
 		for _, call := range s.names() {
 			if !good[call] {
-				t.Errorf("%s was not answered", call)
+				t.Errorf("no example of %s succeeds", call)
 			}
 		}
 	})
 }
 
-// documented returns the difference between the answer to a call and openapi.json.
+// documented returns how the answer to a call differs from openapi.json.
 func documented(doc any, call string, resp *http.Response, body []byte, valid func(at string, value any) error) error {
 	method, path, _ := strings.Cut(call, " ")
 	at := []string{"paths", path, strings.ToLower(method), "responses", strconv.Itoa(resp.StatusCode)}
@@ -522,7 +532,7 @@ func documented(doc any, call string, resp *http.Response, body []byte, valid fu
 		return errors.New("there is no such status")
 	}
 
-	// The refusals that all calls have stand once, among the components.
+	// Refusals that all calls share are described once, among the components.
 	if ref, ok := answer["$ref"].(string); ok {
 		at = strings.Split(strings.TrimPrefix(ref, "#/"), "/")
 		answer = find(doc, at...).(map[string]any)
@@ -534,10 +544,10 @@ func documented(doc any, call string, resp *http.Response, body []byte, valid fu
 
 	media, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	if err != nil || find(answer, "content", media) == nil {
-		return fmt.Errorf("there is no %q: %w", media, err)
+		return fmt.Errorf("the media type %q is not described: %w", media, err)
 	}
 
-	// Nothing but JSON has a schema.
+	// Only JSON has a schema.
 	if !strings.HasSuffix(media, "json") {
 		return nil
 	}
@@ -547,7 +557,7 @@ func documented(doc any, call string, resp *http.Response, body []byte, valid fu
 		return err
 	}
 
-	// Pointers of JSON have escapes of their own, and stand in a URL here.
+	// A JSON pointer has escapes of its own, and here it is part of a URL.
 	for i, step := range at {
 		at[i] = url.PathEscape(strings.NewReplacer("~", "~0", "/", "~1").Replace(step))
 	}
@@ -555,7 +565,7 @@ func documented(doc any, call string, resp *http.Response, body []byte, valid fu
 		value)
 }
 
-// find goes into objects.
+// find follows the steps into nested objects.
 func find(in any, steps ...string) any {
 	for _, step := range steps {
 		object, _ := in.(map[string]any)
@@ -573,7 +583,7 @@ func parse(t *testing.T, text []byte) any {
 	return value
 }
 
-// Real frames and events are as asyncapi.json says.
+// Real frames and events conform to asyncapi.json.
 func TestFramesAreAsDocumented(t *testing.T) {
 	inMemoryWith(t, everything, func(t *testing.T, s *served) {
 		doc := parse(t, openapi.AsyncAPI(""))
@@ -590,6 +600,7 @@ func TestFramesAreAsDocumented(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			value, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
 			if err == nil {
 				err = schema.Validate(value)
@@ -597,6 +608,7 @@ func TestFramesAreAsDocumented(t *testing.T) {
 			if err != nil {
 				t.Errorf("%s is not as documented: %v", text, err)
 			}
+
 			shown[name] = true
 		}
 
@@ -609,7 +621,7 @@ func TestFramesAreAsDocumented(t *testing.T) {
 				opcode, text, err := r.frame()
 				var f struct{ Type string }
 				if err != nil {
-					t.Fatalf("%v; want a frame %s", err, kind)
+					t.Fatalf("%v, while waiting for a frame %s", err, kind)
 				}
 				if opcode != websocket.Text {
 					continue
@@ -617,6 +629,7 @@ func TestFramesAreAsDocumented(t *testing.T) {
 				if err := json.Unmarshal(text, &f); err != nil {
 					t.Fatal(err)
 				}
+
 				check("server_"+f.Type, text)
 				if f.Type == kind {
 					return
@@ -630,6 +643,7 @@ func TestFramesAreAsDocumented(t *testing.T) {
 			if err := json.Unmarshal([]byte(text), &f); err != nil {
 				t.Fatal(err)
 			}
+
 			check("client_"+f.Type, []byte(text))
 			r.write([]byte(masked(websocket.Text, text)))
 		}
@@ -648,7 +662,7 @@ func TestFramesAreAsDocumented(t *testing.T) {
 		say(`{"type":"resume"}`)
 		say(`{"type":"heartbeat"}`)
 		until("heartbeat")
-		// A frame that is wrong, so it is not checked.
+		// This frame is wrong on purpose, so it is not checked against the document.
 		r.write([]byte(masked(websocket.Text, `{"type":"join","page":"*"}`)))
 		until("error")
 
@@ -661,11 +675,11 @@ func TestFramesAreAsDocumented(t *testing.T) {
 			_ = stream.response(http.StatusOK)
 			lines := bufio.NewScanner(stream.in)
 			for len(kinds) > 0 && lines.Scan() {
-				// A comment keeps a silent stream open.
+				// Comments keep a silent stream open.
 				if line := lines.Text(); line != "" && line[0] != ':' {
 					name, value, _ := strings.Cut(line, ": ")
 					if name == "event" && value != strings.TrimPrefix(kinds[0], "pages_") {
-						t.Errorf("%s has events %q", path, value)
+						t.Errorf("%s has an event %q, want %q", path, value, kinds[0])
 					}
 					if name == "data" {
 						check("event_"+kinds[0], []byte(value))
@@ -675,7 +689,7 @@ func TestFramesAreAsDocumented(t *testing.T) {
 			}
 		}
 
-		// Only a gateway that drains sends this frame.
+		// Only a gateway that drains sends the frame reconnect.
 		var drained sync.WaitGroup
 		drained.Go(func() { s.g.Drain(t.Context()) })
 		until("reconnect")
@@ -684,7 +698,7 @@ func TestFramesAreAsDocumented(t *testing.T) {
 
 		for name := range find(doc, "components", "messages").(map[string]any) {
 			if !shown[name] {
-				t.Errorf("%s has not been seen", name)
+				t.Errorf("no example of %s was sent or received", name)
 			}
 		}
 	})

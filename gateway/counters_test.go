@@ -23,7 +23,7 @@ import (
 	"headcount/presence"
 )
 
-// countersOf is a Config with counters in memory, and the API key "k".
+// countersOf adds counters in memory, and the API key "k", to a Config.
 func countersOf(t testing.TB, cfg *Config) counter.Store {
 	t.Helper()
 	store := countertest.InMemory(t, nil)
@@ -36,12 +36,12 @@ func countersOf(t testing.TB, cfg *Config) counter.Store {
 // withCounters is countersOf for inMemoryWith.
 func withCounters(t *testing.T) func(*Config) { return func(cfg *Config) { countersOf(t, cfg) } }
 
-// countersIn is the counters in a store. No rule has a top list, so nothing runs that would have to end.
+// countersIn returns the counters over a store. No rule has a top list, so nothing runs that would have to be ended.
 func countersIn(store counter.Store) *pipeline.Counters {
 	return pipeline.New(store, &counter.Rules{}, counter.CombinerConfig{Instant: true}, zerolog.Nop())
 }
 
-// looker is a WebSocket with its user.
+// looker is a WebSocket and its user.
 type looker struct {
 	*raw
 	id, user string
@@ -63,14 +63,14 @@ func (s *served) looker(lines ...string) *looker {
 
 func (l *looker) say(text string) { l.t.Helper(); l.write([]byte(masked(websocket.Text, text))) }
 
-// shown is a frame with a counter, or an error.
+// shown is a frame with a counter, or an error frame.
 type shown struct {
 	Type, Key, Kind, Version, Code, Counter string
 	Value                                   int64
 	Mine, Stale, Exact                      bool
 }
 
-// next is the next text frame, but for the unread count, which comes again to a client that was busy.
+// next returns the next text frame, except for the unread count, which is repeated to a client that was busy.
 func (l *looker) next() shown {
 	l.t.Helper()
 	for {
@@ -94,8 +94,8 @@ func (l *looker) next() shown {
 	}
 }
 
-// until reads frames of the counter until one has the value and is mine or not. Versions
-// never go back, unless the counter was deleted.
+// until reads frames of the counter until one has the value and mine. Versions never go back, unless the counter was
+// deleted.
 func (l *looker) until(key string, value int64, mine bool) shown {
 	l.t.Helper()
 	var last presence.Version
@@ -103,7 +103,7 @@ func (l *looker) until(key string, value int64, mine bool) shown {
 		f := l.next()
 
 		if f.Type != "counter" || f.Key != key {
-			l.t.Fatalf("got %+v, want %s", f, key)
+			l.t.Fatalf("got %+v, want a frame of %s", f, key)
 		}
 
 		v, err := presence.ParseVersion(f.Version)
@@ -119,7 +119,7 @@ func (l *looker) until(key string, value int64, mine bool) shown {
 	}
 }
 
-// call makes a call on a counter, with an API key unless a header line identifies the caller.
+// call makes a call on a counter, with the API key unless a header line identifies the caller.
 func (s *served) call(method, path, body string, lines ...string) string {
 	s.t.Helper()
 
@@ -127,7 +127,7 @@ func (s *served) call(method, path, body string, lines ...string) string {
 		lines = []string{"X-API-Key: k"}
 	}
 
-	// open sends a GET alone, so the call is the second request of its connection.
+	// open only sends a GET, so the call is the second request on its connection.
 	r := s.open("/", "")
 	_, _ = io.Copy(io.Discard, r.response(http.StatusNotFound).Body)
 	r.write([]byte(fmt.Sprintf(
@@ -147,51 +147,53 @@ func (s *served) call(method, path, body string, lines ...string) string {
 	return string(text)
 }
 
+// A client is shown each change of the counters that it subscribed to, and whether it is a member itself.
 func TestCountersAreLive(t *testing.T) {
 	inMemoryWith(t, withCounters, func(t *testing.T, s *served) {
 		a, b := s.looker(), s.looker()
 		a.say(`{"type":"subscribe","counters":["views:1","likes:1"]}`)
 		for range 2 {
-			// The two frames come in either order.
+			// The two frames may come in either order.
 			if f := a.next(); f.Type != "counter" || f.Value != 0 || f.Version != "0-0" || f.Mine || !f.Exact ||
 				f.Kind != map[string]string{"views:1": "sum", "likes:1": "members"}[f.Key] {
-				t.Fatalf("got %+v", f)
+				t.Fatalf("got %+v, want a new counter", f)
 			}
 		}
 
 		b.say(`{"type":"subscribe","counters":["likes:1"]}`)
 		b.until("likes:1", 0, false)
 
-		twice := s.looker() // is shown a counter that it names twice once
+		twice := s.looker() // names a counter twice and is shown it once
 		twice.say(`{"type":"subscribe","counters":["views:1","views:1"]}`)
 		twice.until("views:1", 0, false)
 
 		s.call("POST", "/views:1/increment", `{"delta":7}`)
 		a.until("views:1", 7, false)
 		if f := twice.next(); f.Value != 7 {
-			t.Errorf("it is shown the counter again: %+v", f)
+			t.Errorf("got %+v, want the next change: the counter was shown twice", f)
 		}
 		s.call("PUT", "/likes:1/members/me", "", "Headcount-Id: "+a.id)
-		if f := a.next(); f.Value != 1 || !f.Mine { // one frame has both
-			t.Errorf("a member is shown %+v", f)
+		if f := a.next(); f.Value != 1 || !f.Mine { // one frame has the value and the membership
+			t.Errorf("a new member is shown %+v, want the value 1 and mine", f)
 		}
 		b.until("likes:1", 1, false)
 		s.call("PUT", "/likes:1/members/"+b.user, "")
 		b.until("likes:1", 2, true)
 		a.until("likes:1", 2, true)
 
-		// Another tab of the same user gets it from its first frame on.
+		// Another tab of the same user is a member from its first frame on.
 		tab := s.looker("Headcount-Id: " + a.id)
 		tab.say(`{"type":"subscribe","counters":["likes:1"]}`)
 		if f := tab.next(); f.Value != 2 || !f.Mine {
-			t.Errorf("another tab is shown %+v", f)
+			t.Errorf("another tab is shown %+v, want the value 2 and mine", f)
 		}
-		s.call("POST", "/likes:1/members", fmt.Sprintf(`{"add":["x"],"remove":[%q]}`, a.user)) // the value stays
+		// the value does not change
+		s.call("POST", "/likes:1/members", fmt.Sprintf(`{"add":["x"],"remove":[%q]}`, a.user))
 		tab.until("likes:1", 2, false)
 		a.until("likes:1", 2, false)
 		b.until("likes:1", 2, true)
 
-		// A reset removes the members with the value.
+		// A reset removes the members, too.
 		s.call("POST", "/likes:1/reset", `{"reason":"r","by":"b"}`)
 		b.until("likes:1", 0, false)
 		a.until("likes:1", 0, false)
@@ -202,38 +204,38 @@ func TestCountersAreLive(t *testing.T) {
 
 		s.call("DELETE", "/likes:1", "")
 		if f := b.until("likes:1", 0, false); f.Version != "0-0" {
-			t.Errorf("a deleted counter is shown %+v", f)
+			t.Errorf("a deleted counter is shown as %+v, want version 0-0", f)
 		}
 
 		s.call("PUT", "/likes:1/members/"+b.user, "")
-		// The new counter is another one, so clients must not take its frames for old ones.
+		// The counter is created anew. Clients must not take its frames for old ones.
 		again := b.until("likes:1", 1, true)
 		before, _ := presence.ParseVersion(made.Version)
 		after, _ := presence.ParseVersion(again.Version)
 		if after.Incarnation <= before.Incarnation {
-			t.Errorf("version %s after %s was deleted", again.Version, made.Version)
+			t.Errorf("the new counter has version %s, want one greater than %s", again.Version, made.Version)
 		}
 
 		// A client that unsubscribes receives no more frames.
 		b.say(`{"type":"unsubscribe","counters":["likes:1","views:9"]}`)
 		b.say(heartbeatMsg)
 		if f := b.next(); f.Type != "heartbeat" {
-			t.Errorf("got %+v", f)
+			t.Errorf("got %+v, want the answer to the heartbeat alone", f)
 		}
 
-		// What follows the change of a counter that the client has left is the answer to its next subscription.
+		// After a change of a counter that the client has left, the next frames are those of its next subscription.
 		s.call("PUT", "/likes:1/members/y", "")
 		b.say(`{"type":"subscribe","pages":["p"],"counters":["stock:1"]}`)
 		for range 2 {
-			// In either order, and no frame of likes:1 between them.
+			// The two come in either order, and no frame of likes:1 comes between them.
 			if f := b.next(); f.Type != "count" && f.Key != "stock:1" {
-				t.Errorf("got %+v", f)
+				t.Errorf("got %+v, want a count or stock:1", f)
 			}
 		}
 	})
 }
 
-// The badge of a counter: its value and a label, for whoever may read it.
+// The badge of a counter shows its value and a label to everybody who may read the counter.
 func TestBadgeOfACounter(t *testing.T) {
 	inMemoryWith(t, withCounters, func(t *testing.T, s *served) {
 		s.call("POST", "/views:1/decrement", `{"delta":1234}`)
@@ -242,11 +244,13 @@ func TestBadgeOfACounter(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			defer resp.Body.Close()
 			text, err := io.ReadAll(resp.Body)
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			return resp.StatusCode, string(text)
 		}
 
@@ -271,6 +275,7 @@ func TestBadgeOfACounter(t *testing.T) {
 	})
 }
 
+// A subscription to a counter that the client may not see, or that cannot exist, is refused by an error that names it.
 func TestCountersThatMayNotBeSeen(t *testing.T) {
 	inMemoryWith(t, withCounters, func(t *testing.T, s *served) {
 		c := s.looker()
@@ -294,41 +299,43 @@ func TestCountersThatMayNotBeSeen(t *testing.T) {
 		} {
 			c.say(tc.text)
 			if f := c.next(); f.Type != "error" || f.Code != tc.code || f.Counter != tc.counter {
-				t.Errorf("%.60s: got %+v", tc.text, f)
+				t.Errorf("%.60s: got %+v, want %s about %q", tc.text, f, tc.code, tc.counter)
 			}
 		}
 
-		c.say(heartbeatMsg) // none of them has changed anything
+		c.say(heartbeatMsg) // no refused message has changed anything
 		if f := c.next(); f.Type != "heartbeat" {
-			t.Errorf("got %+v", f)
+			t.Errorf("got %+v, want the answer to the heartbeat alone", f)
 		}
-		// A subscription that is refused for one name subscribes to none of them.
+		// A subscription that is refused for one name subscribes to none.
 		if n := s.g.hub.Wanted(); n != 1 { // the user's own
-			t.Errorf("%d topics are wanted", n)
+			t.Errorf("%d topics are wanted, want 1", n)
 		}
 
-		// Pages and counters together are at most 100.
+		// A client may have 100 pages and counters together.
 		c.say(`{"type":"subscribe","counters":[` + strings.Join(many, ",") + `]}`)
 		for range 99 {
 			if f := c.next(); f.Type != "counter" {
-				t.Fatalf("got %+v", f)
+				t.Fatalf("got %+v, want a counter", f)
 			}
 		}
+
 		c.say(`{"type":"join","page":"p"}`)
 		if f := c.next(); f.Type != "count" {
-			t.Fatalf("got %+v", f)
+			t.Fatalf("got %+v, want a count", f)
 		}
+
 		for _, text := range []string{
 			`{"type":"join","page":"q"}`, `{"type":"subscribe","pages":["q"]}`,
 			`{"type":"subscribe","counters":["likes:1"]}`,
 		} {
 			c.say(text)
 			if f := c.next(); f.Code != "too_many_pages" {
-				t.Errorf("%s: got %+v", text, f)
+				t.Errorf("%s: got %+v, want too_many_pages", text, f)
 			}
 		}
 
-		// A server with an API key sees all counters.
+		// A server with an API key may see all counters.
 		server := s.looker("X-API-Key: k")
 		server.say(`{"type":"subscribe","counters":["private"]}`)
 		server.until("private", 0, false)
@@ -337,7 +344,7 @@ func TestCountersThatMayNotBeSeen(t *testing.T) {
 	})
 }
 
-// event reads the next event of a stream: its id and its data.
+// event reads the next event of a stream, and returns its id and its data.
 func event(t *testing.T, r *bufio.Reader) (id, data string) {
 	t.Helper()
 	for {
@@ -355,7 +362,7 @@ func event(t *testing.T, r *bufio.Reader) (id, data string) {
 		switch name {
 		case "event":
 			if value != "counter" {
-				t.Fatalf("event %q", value)
+				t.Fatalf("the event is %q, want counter", value)
 			}
 		case "id":
 			id = value
@@ -371,7 +378,7 @@ func TestEventsOfACounter(t *testing.T) {
 			r := s.open("/api/v1/counters/likes:1/events", "", lines...)
 			resp := r.response(http.StatusOK)
 			if got := resp.Header.Get("Content-Type"); got != "text/event-stream" {
-				t.Fatalf("Content-Type %q", got)
+				t.Fatalf("Content-Type is %q, want text/event-stream", got)
 			}
 			return r, bufio.NewReader(resp.Body)
 		}
@@ -379,7 +386,7 @@ func TestEventsOfACounter(t *testing.T) {
 		conn, first := stream()
 		if id, data := event(t, first); id != "0-0" ||
 			data != `{"key":"likes:1","kind":"members","value":0,"updated_at":null,"version":"0-0","exact":true}` {
-			t.Errorf("%s %s", id, data)
+			t.Errorf("the first event is %s %s, want that of a new counter", id, data)
 		}
 
 		want := strings.TrimSuffix(strings.TrimSpace(s.call("PUT", "/likes:1/members/a", "")), `,"member":true}`) + "}"
@@ -388,7 +395,7 @@ func TestEventsOfACounter(t *testing.T) {
 			t.Errorf("%s %s, want %s", id, data, want)
 		}
 
-		// The id orders versions and is no place in a log: only the newest value counts.
+		// The id is a version, and no place in a log: a stream that comes back gets only the newest value.
 		back, again := stream("Last-Event-ID: " + id)
 		if got, _ := event(t, again); got != id {
 			t.Errorf("a stream that comes back begins with %s, want the newest, %s", got, id)
@@ -397,12 +404,12 @@ func TestEventsOfACounter(t *testing.T) {
 		s.call("PUT", "/likes:1/members/b", "")
 		got, _ := event(t, again)
 		if next, _ := event(t, first); got != next || got == id {
-			t.Errorf("got %s after %s, want %s", got, id, next)
+			t.Errorf("both streams must get the same new version after %s: got %s and %s", id, got, next)
 		}
 
 		s.call("DELETE", "/likes:1", "")
 		if got, data := event(t, first); got != "0-0" || !strings.Contains(data, `"value":0`) {
-			t.Errorf("%s %s", got, data)
+			t.Errorf("after the deletion: %s %s, want the value 0 of version 0-0", got, data)
 		}
 
 		for _, r := range []*raw{conn, back} {
@@ -415,13 +422,13 @@ func TestEventsOfACounter(t *testing.T) {
 	})
 }
 
-// distant is a store that may be away.
+// distant is a store that can be away.
 type distant struct {
 	counter.Store
 	away atomic.Bool
 }
 
-// remote is counters in a distant store.
+// remote has counters in a distant store.
 type remote struct {
 	*pipeline.Counters
 	store *distant
@@ -439,8 +446,8 @@ func (d *distant) Read(
 	return d.Store.Read(ctx, keys, member, lag)
 }
 
-// While the store is away, the counters that are shown are stale. Afterwards they are
-// right again, also for clients that came meanwhile.
+// While the store is away, the counters that clients see are stale. Afterwards they are right again, also for clients
+// that came meanwhile.
 func TestCountersWhileTheStoreIsAway(t *testing.T) {
 	store := &distant{}
 	inMemoryWith(t, func(t *testing.T) func(*Config) {
@@ -458,34 +465,34 @@ func TestCountersWhileTheStoreIsAway(t *testing.T) {
 		store.away.Store(true)
 		s.g.CountersChanged()
 		if f := a.next(); !f.Stale || f.Exact || f.Value != 1 || !f.Mine {
-			t.Errorf("got %+v, want it stale", f)
+			t.Errorf("while the store is away: %+v, want it stale", f)
 		}
 
 		stream := bufio.NewReader(
 			s.open("/api/v1/counters/views:known/events", "", "Connection: close").response(http.StatusOK).Body)
 		if _, text := event(t, stream); !strings.Contains(text, `"value":1,`) ||
 			!strings.Contains(text, `"exact":false,"stale":true}`) {
-			t.Errorf("an event stream that was opened meanwhile: %s", text)
+			t.Errorf("an event stream opened while the store is away has %s, want it stale", text)
 		}
 
 		b := s.looker()
 		b.say(`{"type":"subscribe","counters":["likes:2"]}`)
 		s.open("/api/v1/counters/likes:2/events", "", "Connection: close").response(http.StatusServiceUnavailable)
-		s.call("PUT", "/likes:2/members/"+b.user, "") // as another process would
+		s.call("PUT", "/likes:2/members/"+b.user, "") // as another process would change it
 
 		store.away.Store(false)
 		s.g.CountersChanged()
 		if f := a.next(); f.Stale || f.Value != 1 || !f.Mine {
-			t.Errorf("got %+v, want it as it is", f)
+			t.Errorf("after the store came back: %+v, want the present value, not stale", f)
 		}
 		b.until("likes:2", 1, true)
 
 		if _, text := event(t, stream); !strings.Contains(text, `"value":1,`) || strings.Contains(text, "stale") {
-			t.Errorf("the event stream, afterwards: %s", text)
+			t.Errorf("after the store came back the event stream has %s, want the value 1, not stale", text)
 		}
 
-		// A counter that clients here watch is read from the copy that they are shown, which is not exact.
-		testkit.Eventually(t, "an answer from the copy of what is heard here", func() bool {
+		// A counter that clients of this process watch is read from the copy that they see, which is not exact.
+		testkit.Eventually(t, "an answer from the process's own copy", func() bool {
 			return strings.Contains(s.call("GET", "/likes:1", "", "Headcount-Id: "+a.id), `"exact":false`)
 		})
 	})

@@ -26,10 +26,10 @@ import (
 type entered struct {
 	*served
 	entrance *Entrance
-	passed   atomic.Int64 // connections that the HTTP server has got
+	passed   atomic.Int64 // connections that were passed on to the HTTP server
 }
 
-// enter serves an entrance to two handlers: its own, and that of the HTTP server.
+// enter serves an entrance with two handlers: its own, and that of the HTTP server behind it.
 func enter(t *testing.T, own, other http.Handler, silent time.Duration, tune func(*Config)) *entered {
 	t.Helper()
 	s := &entered{served: runGateway(t, true, tune)}
@@ -81,13 +81,13 @@ const (
 	upgradeRest = "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 
-// The entrance serves upgrades, and passes all else on with every byte that it has read. After its own answer the
-// connection goes on, too.
+// The entrance serves upgrades, and passes everything else on with every byte that it has read. A connection also goes
+// on after the entrance has answered itself.
 func TestServerEntrance(t *testing.T) {
 	s := enter(t, says("entrance"), says("server"), time.Minute, nil)
 	const get, post = "GET / HTTP/1.1\r\nHost: h\r\n\r\n", "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n"
 
-	large := "X-Large: " + strings.Repeat("a", 12_000) + "\r\n" // more than is read at once
+	large := "X-Large: " + strings.Repeat("a", 12_000) + "\r\n" // more than one read takes
 
 	for name, tc := range map[string]struct{ first, then, want string }{
 		"an upgrade":                {upgradeHead + upgradeRest, "", "entrance GET"},
@@ -116,7 +116,7 @@ func TestServerEntrance(t *testing.T) {
 	}
 }
 
-// A refused upgrade is answered as net/http does.
+// A refused upgrade gets the answer that net/http would give.
 func TestServerEntranceRefuses(t *testing.T) {
 	s := enter(t, nil, nil, time.Minute, nil)
 
@@ -127,7 +127,7 @@ func TestServerEntranceRefuses(t *testing.T) {
 	} {
 		var heads [2]http.Header
 		var statuses [2]int
-		// net/http reads what has a length.
+		// With a Content-Length the request goes to net/http.
 		for i, head := range []string{upgradeHead, upgradeHead + "Content-Length: 0\r\n"} {
 			r := s.raw(head + fields)
 			resp, err := http.ReadResponse(r.in, nil)
@@ -135,29 +135,33 @@ func TestServerEntranceRefuses(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := io.Copy(io.Discard, resp.Body); err != nil || resp.ContentLength <= 0 {
-				t.Errorf("%s: %d bytes, %v", name, resp.ContentLength, err)
+				t.Errorf("%s: the answer has %d bytes, %v; want some", name, resp.ContentLength, err)
 			}
+
 			for _, differs := range []string{"Date", "X-Request-Id"} {
 				if resp.Header.Get(differs) == "" {
-					t.Errorf("%s: no %s", name, differs)
+					t.Errorf("%s: the answer lacks %s", name, differs)
 				}
+
 				delete(resp.Header, differs)
 			}
+
 			heads[i], statuses[i] = resp.Header, resp.StatusCode
 			_ = r.Close()
 		}
 
 		if !maps.EqualFunc(heads[0], heads[1], slices.Equal) || statuses[0] != statuses[1] {
-			t.Errorf("%s: %d %v, and net/http %d %v", name, statuses[0], heads[0], statuses[1], heads[1])
+			t.Errorf("%s: the entrance answers %d %v, and net/http %d %v",
+				name, statuses[0], heads[0], statuses[1], heads[1])
 		}
 	}
 }
 
-// A client that sends nothing is closed, and one that goes gives its place to the next.
+// A client that sends nothing is closed in the end. One that goes away leaves its place to the next.
 func TestServerEntranceSilence(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	one := func(cfg *Config) {
-		cfg.MaxConnections = 2 // and two short connections
+		cfg.MaxConnections = 2 // which leaves two short connections
 		cfg.Registerer = reg
 	}
 	s := enter(t, says("entrance"), says("server"), 200*time.Millisecond, one)
@@ -167,7 +171,7 @@ func TestServerEntranceSilence(t *testing.T) {
 	for what, r := range map[string]*raw{"a silent client": silent, "a client that has gone": gone} {
 		_ = r.SetReadDeadline(time.Now().Add(testkit.Timeout))
 		if _, err := r.in.ReadByte(); err != io.EOF {
-			t.Errorf("%s got %v", what, err)
+			t.Errorf("%s got %v, want EOF", what, err)
 		}
 	}
 
@@ -182,12 +186,12 @@ func TestServerEntranceSilence(t *testing.T) {
 	for _, f := range families {
 		evicted := f.GetName() == "headcount_connections_evicted_total"
 		if evicted && f.GetMetric()[0].GetCounter().GetValue() > 0 {
-			t.Error("a connection had to go, although each had left before the next came")
+			t.Error("a connection was evicted, though each had ended before the next came")
 		}
 	}
 }
 
-// When the HTTP server has ended, nobody is left waiting for it.
+// When the HTTP server has ended, no client is left waiting for it.
 func TestServerEntranceCloses(t *testing.T) {
 	s := enter(t, says("entrance"), says("server"), time.Minute, nil)
 	_ = s.entrance.Passed().Close()
@@ -195,11 +199,11 @@ func TestServerEntranceCloses(t *testing.T) {
 	late := s.raw("GET / HTTP/1.1\r\nHost: h\r\n\r\n")
 	_ = late.SetReadDeadline(time.Now().Add(testkit.Timeout))
 	if _, err := late.in.ReadByte(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("a client that nobody serves got %v", err)
+		t.Errorf("a client that no server will serve got %v, want the end of the connection", err)
 	}
 }
 
-// A handler that panics breaks its own connection off, as behind net/http, and nothing else.
+// A handler that panics breaks off its own connection, as behind net/http, and no other.
 func TestServerEntrancePanic(t *testing.T) {
 	panics := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("X-Abort") != "" {
@@ -207,20 +211,22 @@ func TestServerEntrancePanic(t *testing.T) {
 		}
 		panic("a defect")
 	})
+
 	s := enter(t, panics, says("server"), time.Minute, nil)
 
 	for _, field := range []string{"X-Abort: 1\r\n", ""} {
 		r := s.raw(upgradeHead + field + upgradeRest)
 		_ = r.SetReadDeadline(time.Now().Add(testkit.Timeout))
 		if _, err := r.in.ReadByte(); err != io.EOF {
-			t.Errorf("after a panic a client got %v", err)
+			t.Errorf("after a panic the client got %v, want EOF", err)
 		}
 	}
+
 	s.raw("GET / HTTP/1.1\r\nHost: h\r\n\r\n").response(http.StatusOK)
 }
 
-// Whose time is over when the first bytes come is closed, and nobody else uses its descriptor, which may be that of
-// another client by then.
+// A client whose time is over when its first bytes come is closed. Nothing else uses its descriptor, which may belong
+// to another client by then.
 func TestServerEntranceLate(t *testing.T) {
 	served := make(chan struct{}, 1)
 	own := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served <- struct{}{} })
@@ -230,34 +236,38 @@ func TestServerEntranceLate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	acceptor, err := socket.Acceptor(l)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer acceptor.Close()
 	client, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer client.Close()
 	over, err := acceptor.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer over.Close()
 
 	a := &arrival{Entrance: s.entrance, client: over, silent: time.NewTimer(time.Minute)}
-	a.silent.Stop() // as if it had fired, and closed the connection in a moment
+	a.silent.Stop() // as if it had fired, and were about to close the connection
 	a.Awaited(over.(*socket.Conn), []byte(upgradeHead+upgradeRest))
 
 	select {
 	case <-served:
-		t.Error("a client that is about to be closed was served")
+		t.Error("a client was served that is about to be closed")
 	default:
 	}
 }
 
-// A client whose request is being served is not one that has sent nothing, which would have to go first.
+// A client whose request is being served is not evicted like one that has sent nothing.
 func TestServerEntranceServing(t *testing.T) {
 	serving, goOn := make(chan struct{}), make(chan struct{})
 	own := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -265,28 +275,29 @@ func TestServerEntranceServing(t *testing.T) {
 		<-goOn
 		_, _ = io.WriteString(w, "entrance")
 	})
+
 	one := func(cfg *Config) {
-		cfg.MaxConnections = 1 // and one short connection
+		cfg.MaxConnections = 1 // which leaves one short connection
 		cfg.Waits = true
 	}
+
 	s := enter(t, own, says("server"), time.Minute, one)
 
 	first := s.raw(upgradeHead + upgradeRest)
 	<-serving
-	s.raw("") // wants the place of the first
+	s.raw("") // this one wants the place of the first
 	time.Sleep(200 * time.Millisecond)
 	close(goOn)
 	first.response(http.StatusOK)
 }
 
-// A connection that is taken over from net/http has all that the client has sent before, even if net/http has not read
-// it yet.
+// A connection that is taken over from net/http has all that the client has sent, even what net/http has not read yet.
 func TestServerEntranceEarly(t *testing.T) {
 	s := enter(t, nil, nil, time.Minute, nil)
 
-	const pings = 40 // of 131 bytes: more than net/http reads at once
+	const pings = 40 // of 131 bytes each: more than net/http reads at once
 	ping := "\x89\xfd\x00\x00\x00\x00" + strings.Repeat("a", 125)
-	// net/http reads what has a length.
+	// With a Content-Length the request goes to net/http.
 	end := "\x88\x82\x00\x00\x00\x00\x03\xe8"
 	r := s.raw(upgradeHead + "Content-Length: 0\r\n" + upgradeRest + strings.Repeat(ping, pings) + end)
 	r.response(http.StatusSwitchingProtocols)

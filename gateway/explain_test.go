@@ -13,7 +13,7 @@ import (
 
 const crawls = "User-Agent: Googlebot/2.1 (+http://www.google.com/bot.html)"
 
-// explains checks what the count of a page is made of. Every explanation has to add up.
+// explains checks the parts of which the count of a page is made. Every explanation has to add up.
 func (s *served) explains(path, want string, lines ...string) {
 	s.t.Helper()
 	status, text := s.ask("GET", path+"/counter?explain=1", "", lines...)
@@ -25,9 +25,9 @@ func (s *served) explains(path, want string, lines ...string) {
 			Moving                             bool
 		}
 	}
-	// A count that moves need not add up, so the test would show nothing.
+	// While a count moves its parts need not add up, so the test would prove nothing.
 	if err := json.Unmarshal([]byte(text), &is); status != 200 || err != nil || is.Explain.Moving {
-		s.t.Errorf("%s: %d %s", path, status, text)
+		s.t.Errorf("%s: %d %s, want an explanation that does not move", path, status, text)
 	}
 
 	sum := int64(0)
@@ -44,6 +44,7 @@ func (s *served) explains(path, want string, lines ...string) {
 	}
 }
 
+// TestCountsAreExplained: a count is explained by connections, graces and holds, which add up to it.
 func TestCountsAreExplained(t *testing.T) {
 	inMemory(t, func(cfg *Config) {
 		cfg.Keys, _ = identity.NewSiteKeys([]string{"k"}, cfg.Sites)
@@ -56,7 +57,7 @@ func TestCountsAreExplained(t *testing.T) {
 		first := s.looker()
 		r := s.open("/p/counter/events?join=1", "")
 		cookie, _, _ := strings.Cut(r.response(200).Header.Get("Set-Cookie"), ";")
-		for range 2 { // tabs of the same person
+		for range 2 { // two tabs of the same user
 			s.looker("Cookie: " + cookie).say(`{"type":"join","page":"p"}`)
 		}
 		first.say(`{"type":"join","page":"p"}`)
@@ -69,7 +70,7 @@ func TestCountsAreExplained(t *testing.T) {
 			}
 		}
 
-		// By then the owner of each page knows all of them.
+		// By then the owners know all users.
 		time.Sleep(time.Second)
 		s.explains("/p",
 			`{"people":3,"connections":4,"held":1,"leaving":0,"ignored":1,"regions":{"":3},"moving":false}`, key)
@@ -78,7 +79,7 @@ func TestCountsAreExplained(t *testing.T) {
 		s.explains("/*",
 			`{"people":3,"connections":5,"held":1,"leaving":0,"ignored":1,"regions":{"":3},"moving":false}`, key)
 
-		// A user whose last connection has ended counts until the grace is over.
+		// A user whose last connection has ended is counted until the grace is over.
 		_ = first.Close()
 		time.Sleep(time.Second)
 		s.explains("/p",
@@ -90,16 +91,16 @@ func TestCountsAreExplained(t *testing.T) {
 		s.explains("/p",
 			`{"people":2,"connections":3,"held":1,"leaving":0,"ignored":1,"regions":{"":2},"moving":false}`, key)
 
-		// An explanation says more than a visitor may know.
+		// A visitor may not see explanations.
 		for path, want := range map[string]int{"/p": 401, "/-": 400} {
 			if status, text := s.ask("GET", path+"/counter?explain=1", ""); status != want {
-				t.Errorf("%s without a key: %d %s", path, status, text)
+				t.Errorf("%s without a key: %d %s, want %d", path, status, text, want)
 			}
 		}
 	})
 }
 
-// behind is a member that does not know all of a count.
+// behind is a member that does not know all users of a count.
 type behind struct{ lone }
 
 func (b behind) Explain(ctx context.Context, page string) presence.Parts {
@@ -108,11 +109,12 @@ func (b behind) Explain(ctx context.Context, page string) presence.Parts {
 	return parts
 }
 
+// TestCountsThatMoveDoNotAddUp: while its parts do not add up, an explanation says that the count moves.
 func TestCountsThatMoveDoNotAddUp(t *testing.T) {
 	inMemory(t, func(cfg *Config) { cfg.Cluster = behind{cfg.Cluster.(lone)} }, func(t *testing.T, s *served) {
-		status, text := s.ask("GET", "/p/counter?explain=1", "") // without keys everybody may see the dashboard
+		status, text := s.ask("GET", "/p/counter?explain=1", "") // without API keys everybody may see explanations
 		if status != 200 || !strings.Contains(text, `"moving":true`) {
-			t.Errorf("%d %s", status, text)
+			t.Errorf("%d %s, want 200 and a count that moves", status, text)
 		}
 	})
 }

@@ -21,7 +21,7 @@ func (g got) noContent(t *testing.T) {
 	}
 }
 
-// is checks that the answer is this text.
+// is checks the text of an answer with status 200.
 func (g got) is(t *testing.T, want string) {
 	t.Helper()
 	if text := strings.TrimSpace(g.text); g.status != http.StatusOK || text != want {
@@ -31,7 +31,7 @@ func (g got) is(t *testing.T, want string) {
 
 const serverKey = "X-API-Key: k"
 
-// Only servers learn who is here, and only about users whom they name.
+// Only servers may ask whether a user is here, and only about users whom they name.
 func TestIsThisUserHere(t *testing.T) {
 	inMemoryWith(t, everything, func(t *testing.T, s *served) {
 		for _, path := range []string{
@@ -39,6 +39,7 @@ func TestIsThisUserHere(t *testing.T) {
 		} {
 			s.do("GET", path, "", serverKey).problem(t, path, 400)
 		}
+
 		for _, path := range []string{"/-/users?user=a", "/-/users/a", "/-/users/events?user=a"} {
 			s.do("GET", path, "").problem(t, path, 401)
 			s.do("GET", path, "", "X-API-Key: wrong").problem(t, path, 401)
@@ -48,6 +49,7 @@ func TestIsThisUserHere(t *testing.T) {
 		for i := range 101 {
 			query.Add("user", fmt.Sprint("u", i))
 		}
+
 		s.do("GET", "/-/users?"+query.Encode(), "", serverKey).problem(t, "101 users", 400)
 
 		begins := func(path, want string) {
@@ -56,6 +58,7 @@ func TestIsThisUserHere(t *testing.T) {
 				t.Errorf("%d %s, want %s", g.status, g.text, want)
 			}
 		}
+
 		s.do("PUT", "/-/users/a%2Fb/pages/p", "", serverKey)
 		begins("/-/users/a%2Fb", `{"user":"a/b","online":true,"since":"`)
 		begins("/-/users?user=c&user=a/b&user=c",
@@ -65,7 +68,7 @@ func TestIsThisUserHere(t *testing.T) {
 	})
 }
 
-// One answer has several counters, each once, in the order in which they are asked for.
+// One answer has several counts, each once, in the order in which they were asked for.
 func TestSeveralCounts(t *testing.T) {
 	visits(t, 0, nil, func(t *testing.T, s *served) {
 		a, b := s.tab(), s.tab()
@@ -73,6 +76,7 @@ func TestSeveralCounts(t *testing.T) {
 			a.join(p)
 			a.awaitCount(p, 1)
 		}
+
 		b.join("two")
 		b.awaitCount("two", 2)
 		testkit.Eventually(t, "two on the site", func() bool { return s.count("*") == 2 })
@@ -81,6 +85,7 @@ func TestSeveralCounts(t *testing.T) {
 		for _, p := range []string{"two", "none", "*", "one"} {
 			want += "," + strings.TrimSpace(s.do("GET", "/"+p+"/counter", "").text)
 		}
+
 		s.do("GET", "/-/counters?page=two&page=none&page=*&page=two&page=one&page=none", "").
 			is(t, `{"counters":[`+want[1:]+`]}`)
 
@@ -89,22 +94,27 @@ func TestSeveralCounts(t *testing.T) {
 			for i := range n - 1 {
 				q += fmt.Sprintf("&page=p%d", i)
 			}
+
 			return q
 		}
+
 		g := s.do("GET", query(100)+"&page=*&page=p5&page=p98", "")
 		if g.status != http.StatusOK || strings.Count(g.text, `"page"`) != 100 || g.Get("Cache-Control") != "no-store" {
-			t.Errorf("a hundred distinct pages: %d %v %s", g.status, g.Header, g.text)
+			t.Errorf("a hundred different pages: %d %v %s, want 100 counts that are not cached",
+				g.status, g.Header, g.text)
 		}
+
 		for _, path := range []string{query(101), "/-/counters", "/-/counters?page=one&page=a%0Ab"} {
 			s.do("GET", path, "").problem(t, path, http.StatusBadRequest)
 		}
+
 		if head := s.do("HEAD", query(3), ""); head.status != http.StatusOK || head.text != "" {
-			t.Errorf("HEAD: %d %q", head.status, head.text)
+			t.Errorf("HEAD: %d %q, want 200 without a body", head.status, head.text)
 		}
 	})
 }
 
-// A client without an identity gets one when it follows.
+// A client without an identity gets one with its first follow.
 func TestAFollowerGetsAnIdentity(t *testing.T) {
 	inMemory(t, nil, func(t *testing.T, s *served) {
 		g := s.do("PUT", "/-/me/follows/p", "")
@@ -112,8 +122,9 @@ func TestAFollowerGetsAnIdentity(t *testing.T) {
 
 		cookie, _, ok := strings.Cut(g.Get("Set-Cookie"), ";")
 		if !ok || !strings.HasPrefix(cookie, "headcount_id=") {
-			t.Fatalf("no cookie: %v", g.Header)
+			t.Fatalf("the follow sets no cookie: %v", g.Header)
 		}
+
 		for line, want := range map[string]string{
 			"Cookie: " + cookie: `{"follows":["p"]}`,
 			"":                  `{"follows":[]}`, // a new visitor
@@ -124,17 +135,19 @@ func TestAFollowerGetsAnIdentity(t *testing.T) {
 				t.Errorf("a GET sets a cookie: %v", g.Header)
 			}
 		}
+
 		s.do("PUT", "/-/me/follows/q", "", "Cookie: "+cookie).noContent(t)
 	})
 }
 
-// A browser may keep no cookie of the server for pages of another site. Such a page finds the id in a header of each
-// answer, and a follow is stored only for an id that the page sends.
+// A browser may refuse the cookie of a server that serves pages of another site. Such a page finds its id in a header
+// of each answer, and a follow is stored only if the page sends the id.
 func TestFollowFromAnotherSite(t *testing.T) {
 	origins, err := identity.NewOrigins([]string{"https://shop.example"})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	inMemory(t, func(cfg *Config) { cfg.API.Origins = origins }, func(t *testing.T, s *served) {
 		const path = "/-/me/follows/p"
 		shop := []string{"Origin: https://shop.example", "Sec-Fetch-Site: cross-site"}
@@ -142,18 +155,19 @@ func TestFollowFromAnotherSite(t *testing.T) {
 			t.Helper()
 			id := g.Get("Headcount-Id")
 			if id == "" || !strings.Contains(g.Get("Access-Control-Expose-Headers"), "Headcount-Id") {
-				t.Fatalf("no id that the page can read: %d %v", g.status, g.Header)
+				t.Fatalf("the page cannot read an id: %d %v", g.status, g.Header)
 			}
 
 			return "Headcount-Id: " + id
 		}
 
-		// Without an id of the page's own, a follow is refused with an id to use, and without a cookie.
+		// A follow without the id is refused. The refusal has an id to use and no cookie.
 		refused := s.do("PUT", path, "", shop...)
 		refused.problem(t, "a follow without an id", http.StatusBadRequest)
 		looked := s.do("GET", "/-/me/follows", "", shop...)
 		if !strings.Contains(refused.text, "Headcount-Id") || refused.Get("Set-Cookie")+looked.Get("Set-Cookie") != "" {
-			t.Errorf("%v %s, %v", refused.Header, refused.text, looked.Header)
+			t.Errorf("want a refusal about Headcount-Id, and no cookies: %v %s, %v",
+				refused.Header, refused.text, looked.Header)
 		}
 
 		for what, id := range map[string]string{
@@ -166,8 +180,9 @@ func TestFollowFromAnotherSite(t *testing.T) {
 			again := s.do("PUT", path, "", me...)
 			again.noContent(t)
 			if id := again.Get("Headcount-Id"); id != "" {
-				t.Errorf("%s: another one is issued: %s", what, id)
+				t.Errorf("%s: another id is issued: %s", what, id)
 			}
+
 			s.do("GET", "/-/me/follows", "", me...).is(t, `{"follows":["p"]}`)
 		}
 	})
@@ -183,8 +198,9 @@ func TestFollowsArePaged(t *testing.T) {
 			want = append(want, page)
 			s.do("PUT", "/-/me/follows/"+url.PathEscape(page), "", me).noContent(t)
 		}
+
 		s.do("PUT", "/-/me/follows/one%20more", "", me).problem(t, "one more", http.StatusBadRequest)
-		s.do("PUT", "/-/me/follows/"+url.PathEscape(want[7]), "", me).noContent(t) // a follow that exists
+		s.do("PUT", "/-/me/follows/"+url.PathEscape(want[7]), "", me).noContent(t) // followed already
 
 		slices.Sort(want)
 		var all []string
@@ -197,26 +213,29 @@ func TestFollowsArePaged(t *testing.T) {
 			if err := json.Unmarshal([]byte(g.text), &list); err != nil || len(list.Follows) == 0 {
 				t.Fatalf("%v: %d %s", err, g.status, g.text)
 			}
+
 			all = append(all, list.Follows...)
 			if list.Next == nil {
 				break
 			}
 			after = *list.Next
 		}
+
 		if !slices.Equal(all, want) {
-			t.Errorf("%d follows, want %d", len(all), len(want))
+			t.Errorf("%d follows, want these %d in order", len(all), len(want))
 		}
 
 		for _, page := range []string{want[3], want[999]} {
 			s.do("POST", "/"+url.PathEscape(page)+"/changes", "", serverKey).noContent(t)
 		}
+
 		testkit.Eventually(t, "two unread changes", func() bool {
 			return strings.Contains(s.do("GET", "/-/me/unread", "", me).text, `{"count":2,`)
 		})
 	})
 }
 
-// A user sees which pages changed, with titles and links, and reads them one by one.
+// A user sees which pages have changed, with titles and links, and reads them one by one.
 func TestNotifications(t *testing.T) {
 	inMemoryWith(t, everything, func(t *testing.T, s *served) {
 		c := s.tab()
@@ -231,6 +250,7 @@ func TestNotifications(t *testing.T) {
 						t.Logf("%s: %s, want %s", path, said, want)
 					}
 				}()
+
 				testkit.Eventually(t, path+" has "+want, func() bool {
 					said = listed(t, s.do("GET", path, "", line).text)
 					return said == want
@@ -241,6 +261,7 @@ func TestNotifications(t *testing.T) {
 		for _, page := range []string{"a%2Fb", "c"} {
 			s.do("PUT", "/-/me/follows/"+page, "", me).noContent(t)
 		}
+
 		list("0")
 		for _, change := range [][2]string{
 			{"a%2Fb", `{"title":"\"New\" <b>","url":"https://a.example/?x=1"}`}, {"a%2Fb", `{"by":"bob"}`},
@@ -248,6 +269,7 @@ func TestNotifications(t *testing.T) {
 		} {
 			s.do("POST", "/"+change[0]+"/changes", change[1], serverKey).noContent(t)
 		}
+
 		list(`3; a/b 2 "\"New\" <b>" "https://a.example/?x=1"; c 1 "" "/c#d"`)
 
 		s.do("DELETE", "/-/me/notifications/a%2Fb", "", me).noContent(t)
@@ -255,9 +277,10 @@ func TestNotifications(t *testing.T) {
 		for range 2 {
 			s.do("DELETE", user+"/notifications/c", "", serverKey).noContent(t)
 		}
+
 		list("0")
 
-		// Invalid titles, and links that could lead a reader astray.
+		// Invalid titles, and links that could mislead a reader.
 		for _, bad := range []string{
 			`{"title":""}`, `{"title":1}`, `{"title":null}`, `{"title":"a\nb"}`,
 			`{"title":"` + strings.Repeat("x", 301) + `"}`,
@@ -266,11 +289,12 @@ func TestNotifications(t *testing.T) {
 		} {
 			s.do("POST", "/c/changes", bad, serverKey).problem(t, bad, http.StatusBadRequest)
 		}
+
 		s.do("GET", "/-/users/alice/notifications", "").problem(t, "a visitor", http.StatusUnauthorized)
 	})
 }
 
-// listed is an answer about notifications as one line.
+// listed returns an answer about notifications in one line.
 func listed(t *testing.T, text string) string {
 	t.Helper()
 	var is struct {
@@ -288,7 +312,7 @@ func listed(t *testing.T, text string) string {
 	for _, n := range is.Notifications {
 		lines = append(lines, fmt.Sprintf("%s %d %q %q", n.Page, n.Count, n.Title, n.URL))
 	}
-	slices.Sort(lines[1:]) // changes within one second have no order
+	slices.Sort(lines[1:]) // changes within the same second have no order
 
 	return strings.Join(lines, "; ")
 }

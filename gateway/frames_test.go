@@ -18,12 +18,13 @@ import (
 	"headcount/presence/presencemem"
 )
 
-// A step is a frame to send and the frames that must come, and no others. P and Q stand for two pages.
+// step is a frame to send, and all frames that must come. P and Q stand for two pages.
 type step struct {
 	send string
 	want []string // "P 1" is a count, "bad_page" an error
 }
 
+// TestFrames sends sequences of frames, and compares all that the client receives.
 func TestFrames(t *testing.T) {
 	const (
 		join        = `{"type":"join","page":"P"}`
@@ -32,7 +33,7 @@ func TestFrames(t *testing.T) {
 		unsubscribe = `{"type":"unsubscribe","pages":["P"]}`
 	)
 	inMemory(t, nil, func(t *testing.T, s *served) {
-		defer s.dispatch()() // the counts change by publications alone
+		defer s.dispatch()() // counts change only by publications
 		for name, steps := range map[string][]step{
 			"join answers with the joiner":    {{join, []string{"P 1"}}},
 			"a join again answers again":      {{join, []string{"P 1"}}, {join, []string{"P 1"}}},
@@ -94,7 +95,7 @@ func TestFrames(t *testing.T) {
 				{subscribe, []string{"P 1"}},
 			},
 		} {
-			// Each case has pages of its own, so that the cases share a gateway.
+			// Each case has pages of its own, so that all cases can share a gateway.
 			p, q := name+` "ü" p`, name+` "ü" q`
 			in := strings.NewReplacer("P", escaped(p), "Q", escaped(q))
 			out := strings.NewReplacer("P", p, "Q", q)
@@ -106,6 +107,7 @@ func TestFrames(t *testing.T) {
 				for _, w := range st.want {
 					want = append(want, out.Replace(w))
 				}
+
 				slices.Sort(want)
 
 				got := c.said(t)
@@ -116,11 +118,13 @@ func TestFrames(t *testing.T) {
 
 			_ = c.Close()
 		}
+
 		s.settles(0)
 	})
 }
 
-// dispatch sends the gateway the publications of its store, as dispatchers do, until the returned function is called.
+// dispatch sends the publications of the store to the gateway, as dispatchers do, until the returned function is
+// called.
 func (s *served) dispatch() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var watching sync.WaitGroup
@@ -133,7 +137,7 @@ func (s *served) dispatch() (stop func()) {
 	watching.Go(func() {
 		store.Watch(ctx, all, func(p presence.Publication) { s.g.Push(p.Updates) })
 	})
-	synctest.Wait() // until it watches, or it would miss what the test does first
+	synctest.Wait() // until it watches the store; otherwise it would miss the first changes
 
 	return func() {
 		cancel()
@@ -141,18 +145,18 @@ func (s *served) dispatch() (stop func()) {
 	}
 }
 
-// escaped returns text as it stands between the quotes of a JSON string.
+// escaped returns text as it appears within a JSON string.
 func escaped(text string) string {
 	quoted, _ := json.Marshal(text)
 
 	return strings.Trim(string(quoted), `"`)
 }
 
-// said returns the counts and errors that come until there is silence, sorted.
+// said returns the counts and errors that come before a silence, sorted.
 func (r *raw) said(t *testing.T) (all []string) {
 	t.Helper()
 	for {
-		// Nothing that a frame causes takes so long.
+		// Whatever a frame causes takes less time.
 		_ = r.SetReadDeadline(time.Now().Add(2 * time.Second))
 		_, payload, err := r.next()
 		if err != nil {
@@ -180,19 +184,19 @@ func (r *raw) said(t *testing.T) (all []string) {
 	}
 }
 
-// nobody is a connection that ignores the notification.
+// nobody is a connection that ignores notifications.
 type nobody struct{}
 
 func (nobody) Arrived(string) {}
 
-// A client that subscribes to a page which its user may not join goes on getting the counts of it.
+// A client subscribes to a page, and its user may not join it. The client still gets the counts of the page.
 func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
 	inMemory(t, nil, func(t *testing.T, s *served) {
 		r := s.looker()
 		r.write([]byte(masked(websocket.Text, `{"type":"subscribe","pages":["watched"]}`)))
 		r.expect(websocket.Text, `{"type":"count","page":"watched","count":0`)
 		user := s.g.callers.Identities.Hash(r.user)
-		// The user is on as many other pages as one may be on.
+		// The user is on as many other pages as a user may be.
 		for n := range roster.MaxUserPages {
 			if err := s.g.roster.Join(user, fmt.Sprint(n), nobody{}); err != nil {
 				t.Fatalf("page %d: %v", n, err)
@@ -200,7 +204,7 @@ func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
 		}
 
 		r.write([]byte(joins("watched")))
-		await := func(frame string) { // the count of before may come once more
+		await := func(frame string) { // the earlier count may come once more
 			t.Helper()
 			for seen := false; !seen; {
 				_, payload, err := r.frame()
@@ -214,7 +218,7 @@ func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
 		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all ` +
 			`connections; leave some","page":"watched"}`)
 
-		r.write([]byte(joins("fresh"))) // which nothing keeps
+		r.write([]byte(joins("fresh"))) // without a subscription
 		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all ` +
 			`connections; leave some","page":"fresh"}`)
 
@@ -222,7 +226,7 @@ func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
 		other.write([]byte(joins("watched")))
 		await(`{"type":"count","page":"watched","count":1`)
 
-		r.write([]byte(joins("7"))) // the user is there already
+		r.write([]byte(joins("7"))) // the user is on it already
 		r.expect(websocket.Text, `{"type":"count","page":"7","count":1`)
 	})
 }

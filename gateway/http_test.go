@@ -11,30 +11,30 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// Behind a proxy that replaces the Host every origin is foreign: the answer and the log
-// say so.
+// Behind a proxy that replaces the Host header every origin is foreign. The answer and the log say so.
 func TestRefusedOriginNamesTheHost(t *testing.T) {
 	log := &bytes.Buffer{}
 	inMemory(t, func(cfg *Config) { cfg.Log = zerolog.New(zerolog.SyncWriter(log)) }, func(t *testing.T, s *served) {
-		// The log has one line for all three.
+		// The log has only one line for all three.
 		for range 3 {
 			r := s.open("/-/ws", "", upgrade("Origin: http://counter.example")...)
 			body, err := io.ReadAll(r.response(http.StatusForbidden).Body)
 			if err != nil || !bytes.Contains(body, []byte(`Host \"h\"`)) ||
 				!bytes.Contains(body, []byte("proxy_set_header Host $http_host")) {
-				t.Fatalf("%s, %v", body, err)
+				t.Fatalf("the answer is %s, %v; want the setting of the proxy", body, err)
 			}
+
 			_ = r.Close()
 		}
 
 		synctest.Wait()
 		if n := strings.Count(log.String(), `"host":"h"`); n != 1 {
-			t.Fatalf("%d lines in the log", n)
+			t.Fatalf("%d lines in the log name the host, want 1", n)
 		}
 	})
 }
 
-// Every event stream is refused to pages of other origins, and answers GET alone.
+// Every event stream is refused to pages of other origins, and accepts only GET.
 func TestStreamsOfOtherOriginsAndMethods(t *testing.T) {
 	inMemoryWith(t, everything, func(t *testing.T, s *served) {
 		for _, path := range []string{
@@ -73,8 +73,8 @@ func TestStreamsOfOtherOriginsAndMethods(t *testing.T) {
 	})
 }
 
-// The connection ends after a request whose end others may see elsewhere. The server
-// asks for no body that it would refuse.
+// After a request whose end others may see elsewhere the connection is closed. The server does not invite a body that
+// it would refuse.
 func TestServerBodies(t *testing.T) {
 	t.Parallel()
 	s := serveGateway(t, true, nil)
@@ -92,19 +92,19 @@ func TestServerBodies(t *testing.T) {
 
 	for _, r := range []*raw{
 		put(200, "16\r\n"+action+"\r\n0\r\n\r\n", "Transfer-Encoding: chunked", "Content-Length: 5"),
-		put(413, "", "Content-Length: 99999", "Expect: 100-continue"), // a 100 would come first
-		put(413, "some bytes", "Content-Length: 9999"),                // and the rest never comes
+		put(413, "", "Content-Length: 99999", "Expect: 100-continue"), // without a "100 Continue" before it
+		put(413, "some bytes", "Content-Length: 9999"),                // the rest never comes
 	} {
 		r.expectEnd()
 	}
 
-	// Of a body in chunks alone there is one end, and the next request comes behind it.
+	// The end of a body in chunks alone is clear, so the next request may follow.
 	r := put(200, "16\r\n"+action+"\r\n0\r\n\r\n", "Transfer-Encoding: chunked")
 	r.write([]byte("GET /p/counter HTTP/1.1\r\nHost: h\r\n\r\n"))
 	r.response(200)
 }
 
-// What the HTTP server itself refuses is answered with its own problem.
+// A request that the HTTP server itself refuses gets the server's own answer.
 func TestServerRefusalsOfTheHTTPServer(t *testing.T) {
 	t.Parallel()
 	s := serveGateway(t, true, nil)

@@ -18,13 +18,13 @@ import (
 	"headcount/internal/wake"
 )
 
-// inMemory runs a test in a bubble, with a gateway whose clients have connections in memory. A goroutine serves each.
+// inMemory runs a test in a bubble, with a gateway and connections in memory. A goroutine serves each connection.
 func inMemory(t *testing.T, tune func(*Config), test func(*testing.T, *served)) {
 	t.Helper()
 	inMemoryWith(t, func(*testing.T) func(*Config) { return tune }, test)
 }
 
-// inMemoryWith is inMemory with a configuration that is made in the bubble.
+// inMemoryWith is inMemory with a Config that is made within the bubble.
 func inMemoryWith(t *testing.T, tuned func(*testing.T) func(*Config), test func(*testing.T, *served)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -38,7 +38,7 @@ func inMemoryWith(t *testing.T, tuned func(*testing.T) func(*Config), test func(
 		serving.Go(func() { _ = server.Serve(limiter) })
 
 		s.addr, s.dial = "gateway", l.dial
-		// The order matters: clients leave, then the server ends, then what the gateway runs for it.
+		// The order matters: first the clients leave, then the server ends, and then what the gateway runs.
 		defer func() {
 			s.drain()
 			_ = server.Close()
@@ -51,7 +51,7 @@ func inMemoryWith(t *testing.T, tuned func(*testing.T) func(*Config), test func(
 	})
 }
 
-// http returns a client of the gateway.
+// http returns an HTTP client of the gateway.
 func (s *served) http() *http.Client {
 	dial := func(context.Context, string, string) (net.Conn, error) { return s.dial() }
 	transport := &http.Transport{DialContext: dial, DisableKeepAlives: true}
@@ -59,7 +59,7 @@ func (s *served) http() *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// pipes is a listener in memory.
+// pipes is a listener for connections in memory.
 type pipes struct {
 	in      chan net.Conn
 	once    sync.Once
@@ -100,23 +100,23 @@ func (p *pipes) dial() (net.Conn, error) {
 	return c, nil
 }
 
-// buffered is a client's end of a connection. What the gateway sends is taken at once, as by the buffers of a socket.
+// buffered is a client's end of a connection. It accepts at once what the gateway sends, like the buffers of a socket.
 type buffered struct {
 	net.Conn
-	more   chan struct{} // holds one: data or err has changed
-	room   chan struct{} // holds one: data was read, or size has changed
+	more   chan struct{} // has room for one: data or err has changed
+	room   chan struct{} // has room for one: data was read, or size has changed
 	ended  chan struct{} // closed by Close
 	once   sync.Once     // closes ended
-	unread atomic.Int64  // bytes that were written and that nobody reads
+	unread atomic.Int64  // bytes that were written and not read yet
 
 	mu       sync.Mutex
 	data     bytes.Buffer
-	size     int // of data, about; 0: any
+	size     int // about how much data is buffered; 0: any amount
 	err      error
 	deadline time.Time
 }
 
-// SetReadBuffer bounds what is taken before it is read.
+// SetReadBuffer bounds how much is buffered before it is read.
 func (b *buffered) SetReadBuffer(bytes int) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -137,7 +137,7 @@ func (b *buffered) isFull() bool {
 	return b.size > 0 && b.data.Len() >= b.size
 }
 
-// awaitRoom waits until some of what was taken is read.
+// awaitRoom waits until some of the buffered data is read.
 func (b *buffered) awaitRoom() {
 	for b.isFull() {
 		select {
@@ -169,11 +169,11 @@ func (b *buffered) fill() {
 	}
 }
 
-// unreadMost is how much a connection takes after the gateway has closed it, as the buffers of a socket do: a request
+// unreadMost is how much a connection accepts after the gateway has closed it, like the buffers of a socket. A request
 // that was answered early may have a body of some hundred kilobytes.
 const unreadMost = 1 << 20
 
-// Write does not fail as soon as the gateway has closed the connection, but when it has taken unreadMost.
+// Write does not fail as soon as the gateway has closed the connection, but only after unreadMost.
 func (b *buffered) Write(p []byte) (int, error) {
 	n, err := b.Conn.Write(p)
 	closed := errors.Is(err, io.ErrClosedPipe)

@@ -8,7 +8,8 @@ import (
 	"headcount/gateway/openapi"
 )
 
-// Generators make one type, or one function, of each name. Of some they only change the first letter.
+// TestNamesAreUnique: code generators make a type or a function of each name in the documents, and may change the case
+// of its first letter. So names must differ in more than that.
 func TestNamesAreUnique(t *testing.T) { inMemoryWith(t, everything, namesAreUnique) }
 
 func namesAreUnique(t *testing.T, s *served) {
@@ -29,14 +30,14 @@ func namesAreUnique(t *testing.T, s *served) {
 		t.Helper()
 		lower := strings.ToLower(name)
 		if before := names[lower]; before != "" || name == "" {
-			t.Errorf("%q is the name of %s, and of %s", name, what, before)
+			t.Errorf("%s and %s have the same name %q, or none", what, before, name)
 		}
 		names[lower] = what
 	}
-	// Types and functions share the names of a generated package.
+	// In a generated package types and functions share one namespace.
 	for kind, components := range calls.Components {
 		if kind == "responses" || kind == "securitySchemes" {
-			continue // no types are made of them
+			continue // generators make no types of these
 		}
 		for name := range components {
 			once(name, kind)
@@ -56,7 +57,8 @@ func namesAreUnique(t *testing.T, s *served) {
 			read(t, text, &operation)
 			once(operation.OperationID, method+" "+path)
 			if len(operation.Tags) != 1 || !known[operation.Tags[0]] {
-				t.Errorf("%s %s: no tag of the document among %v", method, path, operation.Tags)
+				t.Errorf("%s %s has the tags %v, want exactly one, which the document lists",
+					method, path, operation.Tags)
 			}
 		}
 	}
@@ -72,12 +74,12 @@ func namesAreUnique(t *testing.T, s *served) {
 
 	for name, message := range frames.Components.Messages {
 		if message.Name != name {
-			t.Errorf("the message %s is called %s", name, message.Name)
+			t.Errorf("the message %s has the name %s, want the same", name, message.Name)
 		}
 	}
 
 	if len(frames.Servers) != 2 || frames.Servers["sockets"].Pathname != "/live" || frames.Info.License.Name != "MIT" {
-		t.Errorf("asyncapi.json: %+v", frames)
+		t.Errorf("asyncapi.json has %+v, want two servers, /live and the license MIT", frames)
 	}
 }
 

@@ -13,8 +13,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestServerSilentConnectionsHaveNoGoroutine: neither silent connections nor those in the
-// middle of a frame have one.
+// TestServerSilentConnectionsHaveNoGoroutine: a silent connection has no goroutine, not even in the middle of a frame.
 func TestServerSilentConnectionsHaveNoGoroutine(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	const n = 100
@@ -27,7 +26,7 @@ func TestServerSilentConnectionsHaveNoGoroutine(t *testing.T) {
 		return r
 	}
 
-	// The first connection starts what all of them share.
+	// The first connection starts what all connections share.
 	all := []*raw{socket()}
 	before := runtime.NumGoroutine()
 	for range n {
@@ -43,8 +42,8 @@ func TestServerSilentConnectionsHaveNoGoroutine(t *testing.T) {
 	s.settles(0)
 }
 
-// A client that does not answer pings is gone like any other, and hears why if it hears at all. A write that waits
-// would not end before the connection does.
+// A client that does not answer pings is closed like any other. Its close frame says why, if it can be sent at all: a
+// write that has to wait would not end before the connection does.
 func TestServerPusherThatIsSilent(t *testing.T) {
 	t.Parallel()
 	s := serveGateway(t, true, func(cfg *Config) {
@@ -56,7 +55,7 @@ func TestServerPusherThatIsSilent(t *testing.T) {
 	deaf := s.pusher("")
 	deaf.enters("p")
 	deaf.awaitsCount("p", 1)
-	deaf.expect(websocket.Ping, "") // which gets no answer
+	deaf.expect(websocket.Ping, "") // this ping gets no answer
 
 	for opcode := byte(0); opcode != websocket.Close; {
 		var payload []byte
@@ -67,7 +66,7 @@ func TestServerPusherThatIsSilent(t *testing.T) {
 		}
 
 		if opcode == websocket.Close && int(binary.BigEndian.Uint16(payload)) != pusher.CodePongTimeout {
-			t.Errorf("closed with %q", payload)
+			t.Errorf("closed with %q, want %d", payload, pusher.CodePongTimeout)
 		}
 	}
 

@@ -26,12 +26,12 @@ import (
 	"headcount/presence"
 )
 
-// forPusher is a Config with an app for Pusher's clients.
+// forPusher adds an app for Pusher's clients to a Config.
 func forPusher(cfg *Config) {
 	cfg.API.App.Key, cfg.UpdateInterval = "key", 10*time.Millisecond
 }
 
-// app opens /app/ and what follows, as pusher-js does.
+// app opens a path below /app/, as pusher-js does.
 func (s *served) app(path string, lines ...string) *raw {
 	s.t.Helper()
 	return s.open("/app/"+path, "", upgrade(lines...)...)
@@ -40,14 +40,14 @@ func (s *served) app(path string, lines ...string) *raw {
 var established = regexp.MustCompile(
 	`^{"event":"pusher:connection_established","data":"{\\"socket_id\\":\\"\d+\.\d+\\",\\"activity_timeout\\":\d+}"}$`)
 
-// pusher returns a client of Pusher that is connected.
+// pusher returns a connected client of Pusher.
 func (s *served) pusher(query string, lines ...string) *raw {
 	s.t.Helper()
 	r := s.app("key?protocol=7&client=js&version=8.6.0&flash=false"+query, lines...)
 	r.response(http.StatusSwitchingProtocols)
 
 	if _, text, err := r.frame(); err != nil || !established.Match(text) {
-		s.t.Fatalf("%s, %v", text, err)
+		s.t.Fatalf("the first frame is %s, %v; want connection_established", text, err)
 	}
 	return r
 }
@@ -64,7 +64,7 @@ func (r *raw) enters(channel string) {
 		fmt.Sprintf(`{"event":"pusher_internal:subscription_succeeded","channel":%q,"data":"{}"}`, channel))
 }
 
-// awaitsCount reads until the count of a channel is as wanted, over counts that are not.
+// awaitsCount reads until a channel has the wanted count, and skips other counts of it.
 func (r *raw) awaitsCount(channel string, want int) {
 	r.t.Helper()
 	event := fmt.Sprintf(`{"event":"pusher_internal:subscription_count","channel":%q,"data":"{\"subscription_count\":`,
@@ -86,6 +86,7 @@ func (r *raw) awaitsCount(channel string, want int) {
 	}
 }
 
+// TestPusher: clients of Pusher subscribe to channels, and get the counts of their pages.
 func TestPusher(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	inMemory(t, func(cfg *Config) {
@@ -102,7 +103,7 @@ func TestPusher(t *testing.T) {
 		two := s.pusher("", "Sec-WebSocket-Protocol: pusher-channels-protocol-7")
 		two.enters("news")
 		two.awaitsCount("news", 2)
-		two.trigger(pusher.Subscribe, `{"channel":"news"}`) // once more
+		two.trigger(pusher.Subscribe, `{"channel":"news"}`) // subscribing again changes nothing
 		two.awaitsCount("news", 2)
 		two.enters(`a "b" \ é`)
 		two.awaitsCount(`a "b" \ é`, 1)
@@ -112,18 +113,18 @@ func TestPusher(t *testing.T) {
 		two.awaitsCount("news", 3)
 
 		two.trigger(pusher.Unsubscribe, `{"channel":"news"}`)
-		two.trigger(pusher.Unsubscribe, `{"channel":"news"}`) // which is nothing
+		two.trigger(pusher.Unsubscribe, `{"channel":"news"}`) // no effect: it is not subscribed any more
 		two.trigger(pusher.Ping, "{}")
 		two.expect(websocket.Text, `{"event":"pusher:pong"`)
 		if n := counted(t, reg, "headcount_leaves_total", "left"); n != 1 {
-			t.Errorf("%v leaves", n)
+			t.Errorf("%v leaves with the cause left, want 1", n)
 		}
-		// A client that has unsubscribed gets no count of those who come later.
+		// A client that has unsubscribed gets no later counts.
 		s.pusher("").enters("news")
 		two.trigger(pusher.Ping, "{}")
-		two.expect(websocket.Text, `{"event":"pusher:pong"`) // and no count
+		two.expect(websocket.Text, `{"event":"pusher:pong"`) // and no count before it
 		_ = ours.Close()
-		one.noCounts = true // of those who came and left meanwhile
+		one.noCounts = true // counts of those who came and left meanwhile
 
 		one.write([]byte(masked(websocket.Close, "\x03\xe8")))
 		one.expectClose(1000)
@@ -133,16 +134,16 @@ func TestPusher(t *testing.T) {
 	})
 }
 
-// A visitor has the same identity, in the same cookie, whatever protocol a tab speaks.
+// A visitor has the same identity, in the same cookie, whichever protocol a tab uses.
 func TestPusherCountsPeople(t *testing.T) {
 	inMemory(t, forPusher, func(t *testing.T, s *served) {
 		r := s.app("key?protocol=7")
 		cookie, _, _ := strings.Cut(r.response(http.StatusSwitchingProtocols).Header.Get("Set-Cookie"), ";")
 		if !strings.HasPrefix(cookie, identity.Cookie+"=") {
-			t.Fatalf("the cookie is %q", cookie)
+			t.Fatalf("the cookie is %q, want %s", cookie, identity.Cookie)
 		}
 
-		_, _, _ = r.frame() // see pusher
+		_, _, _ = r.frame() // connection_established, which the method pusher checks
 		r.enters("p")
 		r.awaitsCount("p", 1)
 
@@ -155,7 +156,7 @@ func TestPusherCountsPeople(t *testing.T) {
 		other.enters("p")
 		other.awaitsCount("p", 2)
 
-		// A crawler is told what all others are told, and is nobody.
+		// A crawler gets the same frames as everybody, and is not counted.
 		crawler := s.pusher("", "User-Agent: Googlebot/2.1 (+http://www.google.com/bot.html)")
 		crawler.enters("p")
 		crawler.awaitsCount("p", 2)
@@ -165,6 +166,7 @@ func TestPusherCountsPeople(t *testing.T) {
 	})
 }
 
+// TestPusherFaults: mistakes of a client of Pusher get error events, and the twentieth closes the connection.
 func TestPusherFaults(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	inMemory(t, func(cfg *Config) {
@@ -177,6 +179,7 @@ func TestPusherFaults(t *testing.T) {
 			r.write([]byte(sends))
 			r.expect(websocket.Text, fmt.Sprintf(`{"data":{"code":%d,"message":%s`, code, says))
 		}
+
 		for channel, tc := range map[string]struct {
 			code int
 			says string
@@ -206,21 +209,23 @@ func TestPusherFaults(t *testing.T) {
 
 		refused(masked(websocket.Binary, "x"), pusher.CodeRejected, `"binary`)
 		if n := counted(t, reg, "headcount_client_errors_total", calls.CodeForbidden); n != 4 {
-			t.Errorf("%v faults %s", n, calls.CodeForbidden)
+			t.Errorf("%v faults %s were counted, want 4", n, calls.CodeForbidden)
 		}
-		// That is no mistake of the library, and does not count as one.
+
+		// A refused channel is no mistake of the client's library, so it does not count as an error.
 		for range bounds.Errors.Max {
 			refused(masked(websocket.Text, `{"event":"pusher:signin","data":{"auth":"a","user_data":"{}"}}`),
 				pusher.CodeUnauthorized, `"nobody can sign in here`)
 		}
 
-		r.enters("news") // the connection is still good
+		r.enters("news") // the connection is still open
 		r.awaitsCount("news", 1)
 
-		// With the nine channels, four texts and one binary frame above, these are all errors that a client may make.
+		// With the nine channels, four texts and one binary frame above, a client may make so many more errors.
 		for range bounds.Errors.Max - 14 {
 			refused(masked(websocket.Binary, "x"), pusher.CodeRejected, `"binary`)
 		}
+
 		r.expect(websocket.Text, `{"data":{"code":4301,"message":"too many errors`)
 		r.expectClose(pusher.CodeRejected)
 
@@ -231,7 +236,8 @@ func TestPusherFaults(t *testing.T) {
 	})
 }
 
-// A connection has as many channels as it may have pages, and what is new to the gateway is charged as elsewhere.
+// A connection has as many channels as it may have pages. Channels that are new to the gateway are charged like new
+// pages.
 func TestPusherChannelsAreBounded(t *testing.T) {
 	inMemory(t, forPusher, func(t *testing.T, s *served) {
 		r := s.pusher("")
@@ -248,15 +254,16 @@ func TestPusherChannelsAreBounded(t *testing.T) {
 
 			if bytes.Contains(text, []byte(`pusher:error`)) {
 				if !bytes.Contains(text, []byte("at most 100 pages")) {
-					t.Errorf("%s", text)
+					t.Errorf("got %s, want the bound of 100 pages", text)
 				}
+
 				return
 			}
 		}
 	})
 }
 
-// What refuses any other upgrade refuses that of a client of Pusher, which reads why from a close frame.
+// Whatever refuses another upgrade also refuses that of a client of Pusher, which learns why from a close frame.
 func TestPusherRefusals(t *testing.T) {
 	memory, reg := &scarce{}, prometheus.NewRegistry()
 	proxies, err := identity.NewProxies([]string{"127.0.0.1"})
@@ -276,7 +283,7 @@ func TestPusherRefusals(t *testing.T) {
 			r := s.app(path, lines...)
 			if head := r.response(http.StatusSwitchingProtocols).Header; head.Get("Content-Length") != "" ||
 				head.Get("Set-Cookie") != "" {
-				t.Errorf("the answer has %v", head)
+				t.Errorf("the answer has the headers %v", head)
 			}
 
 			r.expect(websocket.Text, fmt.Sprintf(`{"data":{"code":%d,"message":"`, code))
@@ -300,7 +307,7 @@ func TestPusherRefusals(t *testing.T) {
 		memory.Store(false)
 
 		one, two := s.pusher(""), s.pusher("", "X-Forwarded-For: 192.0.2.2")
-		// Two addresses have both places.
+		// Two addresses use up both places.
 		refused(pusher.CodeOverCapacity, "limit of connections", "key?protocol=7")
 		_ = two.Close()
 		s.settles(1)
@@ -313,7 +320,7 @@ func TestPusherRefusals(t *testing.T) {
 			httppolicy.ReasonMemory: 1, httppolicy.ReasonConnections: 1, httppolicy.ReasonAddress: 1, "not_found": 2,
 			"bad_request": 2, httppolicy.ReasonAPIKey: 1,
 		} {
-			// A refusal is counted after its answer.
+			// A refusal is counted only after its answer.
 			testkit.Eventually(t, fmt.Sprintf("%v refusals for the reason %s", want, reason), func() bool {
 				return counted(t, reg, "headcount_http_refusals_total", reason) == want
 			})
@@ -325,7 +332,7 @@ func TestPusherRefusals(t *testing.T) {
 		}{
 			"/app/key":     {http.StatusUpgradeRequired, nil},
 			"/app/another": {http.StatusNotFound, nil},
-			"/app/counter": {http.StatusOK, nil}, // of the page app
+			"/app/counter": {http.StatusOK, nil}, // a count of the page "app"
 			"/app/key?protocol=7": {
 				http.StatusForbidden, []string{"Origin: http://evil.example", "Upgrade: websocket"},
 			},
@@ -343,7 +350,7 @@ func TestPusherRefusals(t *testing.T) {
 	})
 }
 
-// With tokens, a client needs one: it opens private pages, and its end is the connection's.
+// With tokens a client needs one. It opens private pages, and the connection ends with it.
 func TestPusherWithTokens(t *testing.T) {
 	const secret = "a secret for tests"
 	identities := identity.New(identity.Config{
@@ -381,8 +388,8 @@ func TestPusherWithTokens(t *testing.T) {
 	})
 }
 
-// A gateway that drains closes the connections of Pusher's clients one after the other: they connect again at once, and
-// are refused here.
+// A gateway that drains closes the connections of Pusher's clients one after the other, since they reconnect at once
+// and this gateway refuses them.
 func TestPusherWhileDraining(t *testing.T) {
 	inMemory(t, func(cfg *Config) {
 		forPusher(cfg)
@@ -414,13 +421,13 @@ func TestPusherWhileDraining(t *testing.T) {
 		var drained sync.WaitGroup
 		drained.Go(func() { s.g.Drain(ctx) })
 		r.expectClose(pusher.CodeReconnect)
-		// The code tells pusher-js to wait, since an immediate attempt would reach this gateway again.
+		// This code makes pusher-js wait: an immediate attempt would reach this gateway again.
 		late := s.app("key?protocol=7")
 		late.response(http.StatusSwitchingProtocols)
 		late.expect(websocket.Text, `{"data":{"code":4100,"message":"`)
 		late.expectClose(pusher.CodeOverCapacity)
 
-		// Code 4200, as the gateway sent it.
+		// The client answers with code 4200, as the gateway sent it.
 		r.write([]byte(masked(websocket.Close, "\x10\x68")))
 		r.expectEnd()
 
@@ -437,8 +444,8 @@ func TestPusherWhileDraining(t *testing.T) {
 	})
 }
 
-// The last gateway keeps them until it ends, and a second later another one may listen here: who comes earlier, and
-// finds nobody, waits for 15 s.
+// The last gateway keeps its connections until it ends. A second later another one may listen here; a client that comes
+// earlier finds none, and waits for 15 s.
 func TestPusherStaysWithTheLastGateway(t *testing.T) {
 	inMemory(t, func(cfg *Config) {
 		forPusher(cfg)
@@ -449,6 +456,7 @@ func TestPusherStaysWithTheLastGateway(t *testing.T) {
 			{Name: "a node", Roles: []string{presence.RolePresence}},
 			{Name: "a gateway that leaves"},
 		}
+
 		cfg.Cluster = cluster
 	}, func(t *testing.T, s *served) {
 		var clients []*raw
@@ -462,6 +470,7 @@ func TestPusherStaysWithTheLastGateway(t *testing.T) {
 			r.expectClose(pusher.CodeOverCapacity)
 			_ = r.Close()
 		}
+
 		drained.Wait()
 	})
 }

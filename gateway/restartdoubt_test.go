@@ -15,7 +15,7 @@ import (
 	"headcount/presence"
 )
 
-// doubts records the calls of a hub, with the seconds since the start.
+// doubts records the calls to a hub, with the seconds since the start.
 type doubts struct {
 	start time.Time
 	mu    sync.Mutex // guards said
@@ -49,7 +49,7 @@ func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
 
 	void, known := identity.Identity{Void: true}, identity.Identity{}
 
-	// The process begins at the start of a bubble's time, 946684800000, and versions hold such times.
+	// The process begins when the time of the bubble does, at 946684800000. Versions contain such times.
 	for name, tc := range map[string]struct {
 		r    *http.Request
 		id   identity.Identity
@@ -87,39 +87,43 @@ func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
 				}
 
 				if g.Doubtful() != (hub.told() != "[]") {
-					t.Errorf("doubtful: %v, %v", g.Doubtful(), hub.told())
+					t.Errorf("Doubtful is %v, but the hub received %v", g.Doubtful(), hub.told())
 				}
 
-				// Later the same client changes nothing.
+				// Later calls of the same client change nothing.
 				time.Sleep(time.Minute)
 				g.Note(tc.r, tc.id)
 				if got := hub.told(); got != tc.want || g.Doubtful() {
-					t.Errorf("%s, want %s; doubtful: %v", got, tc.want, g.Doubtful())
+					t.Errorf("the hub received %s, want %s; Doubtful is %v at the end, want false",
+						got, tc.want, g.Doubtful())
 				}
 			})
 		})
 	}
 }
 
-// Otherwise a wall clock that is set back by an hour, as at a boot, would make counts stale for an hour.
+// TestTheGraceIsOnTheMonotonicClock: otherwise a wall clock that is set back by an hour, as at a boot, would make
+// counts stale for an hour.
 func TestTheGraceIsOnTheMonotonicClock(t *testing.T) {
 	g := newRestartDoubt(Config{Incarnation: presence.NewIncarnation(time.Now())}, &doubts{})
 	if g.began == g.began.Round(0) || g.until == g.until.Round(0) {
-		t.Errorf("%s, %s", g.began, g.until)
+		t.Errorf("%s and %s have no monotonic reading", g.began, g.until)
 	}
 }
 
+// TestAStoreThatRemembersIsNotDoubted: a store that remembers users over a restart causes no doubt.
 func TestAStoreThatRemembersIsNotDoubted(t *testing.T) {
 	hub := &doubts{}
 	g := newRestartDoubt(Config{Log: zerolog.Nop()}, hub)
 
 	g.Note(httptest.NewRequest(http.MethodGet, "/-/ws?back=1", nil), identity.Identity{Void: true})
 	if hub.told() != "[]" || g.Doubtful() {
-		t.Error("it is doubted")
+		t.Errorf("the hub received %s, and Doubtful is %t; want nothing and false", hub.told(), g.Doubtful())
 	}
 }
 
-// Most users are remembered, so the doubt is short; it begins with the first client, although the process served late.
+// TestShortDoubtAfterASlowStart: most users are remembered, so the doubt is short. It begins with the first client,
+// even if the process started to serve late.
 func TestShortDoubtAfterASlowStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hub := &doubts{start: time.Now()}
@@ -134,7 +138,7 @@ func TestShortDoubtAfterASlowStart(t *testing.T) {
 
 		time.Sleep(time.Minute)
 		if got := hub.told(); got != "[doubt 5 trust 8]" {
-			t.Error(got)
+			t.Errorf("the hub received %s, want a doubt from second 5 to 8", got)
 		}
 	})
 }

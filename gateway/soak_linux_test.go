@@ -18,15 +18,15 @@ import (
 
 var soak = flag.Int("soak", 4_000, "connections that come and go in TestClockSoak")
 
-// rest waits until all connections are gone, and returns the heap in use.
+// rest waits until all connections have ended, and returns the size of the heap.
 func (s *served) rest() uint64 {
 	s.t.Helper()
 	s.settles(0)
 	testkit.Eventually(s.t, "users, pages and topics to be forgotten", func() bool {
 		return s.g.roster.Idle() && s.g.hub.Topics() == 0
 	})
-	time.Sleep(lingerClose) // what has just ended may have a timer that long
-	for range 3 {           // pools are emptied by the second
+	time.Sleep(lingerClose) // connections that have just ended may have timers of this length
+	for range 3 {           // a sync.Pool is emptied by the second collection
 		runtime.GC()
 	}
 
@@ -35,21 +35,21 @@ func (s *served) rest() uint64 {
 	return m.HeapAlloc
 }
 
-// Connections that come and go, in every way there is, leave nothing behind: no goroutine, no descriptor, no memory.
-// `go test -run TestClockSoak -timeout 1h ./gateway -soak 1000000` has a million of them.
+// Connections that come and go in every way leave nothing behind: no goroutine, no descriptor, no memory. `go test -run
+// TestClockSoak -timeout 1h ./gateway -soak 1000000` makes a million of them.
 func TestClockSoak(t *testing.T) {
 	s := serveGateway(t, true, nil)
-	all := ends(t, testkit.Timeout) // how soon they end is another test's question
+	all := ends(t, testkit.Timeout) // another test checks how soon they end
 	delete(all, "long ping")        // that client waits for a second
 	ways := slices.Collect(maps.Values(all))
 	n := 0
 	come := func(more int) {
 		for until := n + more; n < until; {
-			t.Run("", func(t *testing.T) { // it forgets its connections
+			t.Run("", func(t *testing.T) { // the end of the subtest forgets its connections
 				var clients, here atomic.Int64
 				here.Store(int64(n))
 				visitors := &served{t: t, g: s.g, addr: s.addr, dial: dialFrom(s.addr, func() net.Addr {
-					// The system keeps the pair of two addresses and ports for a while, so each client has its own.
+					// The system reserves a pair of addresses and ports for a while, so each client has its own.
 					i := int(here.Load()) + int(clients.Add(1))
 					return &net.TCPAddr{IP: net.IPv4(127, byte(1+i/62_500%250), byte(i/250%250), byte(1+i%250))}
 				})}
@@ -74,7 +74,7 @@ func TestClockSoak(t *testing.T) {
 		}
 	}
 
-	come(min(*soak, 20_000)) // by then every table has its full size
+	come(min(*soak, 20_000)) // by then every table has its final size
 	heap := s.rest()
 	goroutines, files := runtime.NumGoroutine(), openFiles(t)
 
@@ -91,9 +91,9 @@ func TestClockSoak(t *testing.T) {
 		*soak, float64(*soak)/took.Seconds(),
 		heap>>10, after>>10, goroutines, runtime.NumGoroutine())
 
-	// The tables keep their size, however many come.
+	// Tables keep their size, however many connections come.
 	if allowed := heap + 512<<10 + min(uint64(*soak)*50, 4<<20); after > allowed {
-		t.Errorf("the heap has grown from %d to %d bytes", heap, after)
+		t.Errorf("the heap has grown from %d to %d bytes, want %d at most", heap, after, allowed)
 	}
 }
 

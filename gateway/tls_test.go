@@ -23,7 +23,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// serveTLS is serveGateway over TLS. The client speaks HTTP/2, or 1.1 if that is set.
+// serveTLS is serveGateway over TLS. The client speaks HTTP/2, or 1.1 if old is set.
 func serveTLS(t *testing.T, tune func(*Config)) (s *served, client func(old bool) *http.Client) {
 	t.Helper()
 	var server *httptest.Server
@@ -33,7 +33,7 @@ func serveTLS(t *testing.T, tune func(*Config)) (s *served, client func(old bool
 		limiter := s.g.Listener(hs.Listener)
 		hs.Config.ConnState, hs.Config.ConnContext = limiter.State, limiter.Context
 		hs.EnableHTTP2 = true
-		// StartTLS wraps the listener, and the gateway needs the connections below TLS.
+		// StartTLS wraps the listener, but the gateway needs the connections below TLS.
 		hs.Listener = BelowTLS(limiter)
 		hs.StartTLS()
 	})
@@ -43,6 +43,7 @@ func serveTLS(t *testing.T, tune func(*Config)) (s *served, client func(old bool
 			f()
 		}
 	})
+
 	return s, func(old bool) *http.Client {
 		transport := server.Client().Transport.(*http.Transport).Clone()
 		if old {
@@ -82,17 +83,17 @@ func (s *served) events(client *http.Client, page string, major int) *events {
 
 	if resp.StatusCode != http.StatusOK || resp.ProtoMajor != major ||
 		resp.Header.Get("Content-Type") != "text/event-stream" {
-		s.t.Fatalf("got %s, %s, %q", resp.Proto, resp.Status, resp.Header)
+		s.t.Fatalf("got %s, %s, %q; want an event stream", resp.Proto, resp.Status, resp.Header)
 	}
 
 	if c := resp.Header.Get("Set-Cookie"); !strings.Contains(c, "; Secure") {
-		s.t.Errorf("the cookie is %q", c)
+		s.t.Errorf("the cookie %q is not Secure", c)
 	}
 
 	return &events{s.t, resp.Body, bufio.NewReader(resp.Body), cancel}
 }
 
-// expect reads until the page has this count.
+// expect reads events until the page has this count.
 func (e *events) expect(count int) {
 	e.t.Helper()
 	for want := fmt.Sprintf(`"count":%d,`, count); ; {
@@ -107,9 +108,8 @@ func (e *events) expect(count int) {
 	}
 }
 
-// Over TLS calls and event streams use HTTP/2 where the client knows it, many on one
-// connection; WebSockets and event streams use HTTP/1.1 where it does not. All see the
-// same counts, and each stream ends as it should.
+// Over TLS, calls and event streams of a client that knows HTTP/2 share one connection. WebSockets, and clients that
+// know only HTTP/1.1, use that. All see the same counts, and each stream ends as it should.
 func TestServerTLS(t *testing.T) {
 	s, client := serveTLS(t, nil)
 	modern, old := client(false), client(true)
@@ -124,7 +124,7 @@ func TestServerTLS(t *testing.T) {
 	}
 	resp.Body.Close()
 	if resp.ProtoMajor != 2 || resp.StatusCode != http.StatusOK {
-		t.Fatalf("got %s, %s", resp.Proto, resp.Status)
+		t.Fatalf("got %s, %s; want HTTP/2 and 200", resp.Proto, resp.Status)
 	}
 
 	resp, err = modern.Get("https://" + s.addr + "/-/ws")
@@ -132,12 +132,12 @@ func TestServerTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
-	// HTTP/2 forbids the header, and curl ends a connection that has it.
+	// HTTP/2 forbids the header Upgrade, and curl ends a connection on which it comes.
 	if resp.StatusCode != http.StatusUpgradeRequired || resp.Header["Upgrade"] != nil {
-		t.Errorf("an upgrade over HTTP/2: %s, %v", resp.Status, resp.Header)
+		t.Errorf("an upgrade over HTTP/2: %s, %v; want 426 without Upgrade", resp.Status, resp.Header)
 	}
 
-	// A client that speaks plain HTTP to this port is told so in plain HTTP.
+	// A client that speaks plain HTTP to this port gets its answer in plain HTTP.
 	resp, err = http.Get("http://" + s.addr + "/p/counter")
 	if err != nil {
 		t.Fatal(err)
@@ -147,7 +147,7 @@ func TestServerTLS(t *testing.T) {
 
 	if kind := resp.Header.Get("Content-Type"); resp.StatusCode != http.StatusBadRequest ||
 		kind != "application/problem+json" || !strings.Contains(string(said), "use https") {
-		t.Errorf("a client without TLS: %s, %s, %s", resp.Status, kind, said)
+		t.Errorf("a client without TLS: %s, %s, %s; want the advice to use https", resp.Status, kind, said)
 	}
 
 	join := func() {
@@ -158,7 +158,7 @@ func TestServerTLS(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = ws.CloseNow() })
 		if c := upgraded.Header.Get("Set-Cookie"); !strings.Contains(c, "; Secure") {
-			t.Errorf("the cookie is %q", c)
+			t.Errorf("the cookie %q is not Secure", c)
 		}
 
 		if err := ws.Write(t.Context(), coder.MessageText, []byte(`{"type":"join","page":"p"}`)); err != nil {
@@ -173,7 +173,7 @@ func TestServerTLS(t *testing.T) {
 
 	// Three streams and the socket.
 	s.settles(4)
-	streams[0].end() // a client that ends one stream keeps the others
+	streams[0].end() // the client's other streams stay
 	s.settles(3)
 
 	join()
@@ -186,25 +186,26 @@ func TestServerTLS(t *testing.T) {
 	}
 	for _, e := range streams[1:] {
 		if _, err := io.Copy(io.Discard, e.in); err != nil {
-			t.Errorf("the stream ends with %v", err)
+			t.Errorf("the stream ends with %v, want a clean end", err)
 		}
 	}
 }
 
-// A client that takes nothing costs no memory without bound, over HTTP/2 either: its
-// stream ends at --write-timeout.
+// A client that does not read costs bounded memory over HTTP/2 as well: its stream ends at --write-timeout.
 func TestServerSlowClientOverHTTP2(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	s, client := serveTLS(t, func(c *Config) {
 		c.WriteTimeout = 100 * time.Millisecond
 		c.Registerer = reg
 	})
+
 	s.events(client(false), "p", 2)
 	s.settles(1)
-	// More than the system's buffers hold, so that a write waits.
+	// Enough to fill the system's buffers, so that a write waits.
 	for _, c := range s.g.hub.Clients() {
 		_ = c.Try(make([]byte, 16<<20))
 	}
+
 	s.settles(0)
 
 	if n := counted(t, reg, "headcount_connections_closed_total", "slow"); n != 1 {
@@ -212,13 +213,12 @@ func TestServerSlowClientOverHTTP2(t *testing.T) {
 	}
 }
 
-// TestServerSilentTLSHasNoGoroutine: TLS costs a silent connection no goroutine, where there is
-// a poller.
+// TestServerSilentTLSHasNoGoroutine: where there is a poller, a silent connection over TLS has no goroutine either.
 func TestServerSilentTLSHasNoGoroutine(t *testing.T) {
 	if p, err := socket.NewPoller(); err != nil {
 		t.Fatal(err)
 	} else if p == nil {
-		return // a goroutine each is the portable way
+		return // without a poller each connection has a goroutine
 	}
 
 	s, client := serveTLS(t, nil)
@@ -230,19 +230,20 @@ func TestServerSilentTLSHasNoGoroutine(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		defer ws.CloseNow()
 
 		if i == 0 {
 			before = runtime.NumGoroutine()
 		}
 	}
-	// The client needs up to two for each connection.
+
+	// The client has up to two goroutines for each connection.
 	testkit.Eventually(t, "the goroutines of clients alone",
 		func() bool { return runtime.NumGoroutine() <= before+2*n+n/3 })
 }
 
-// A client that begins many calls on one connection and takes no answer has to go when others
-// need its place.
+// A client that makes many calls on one connection, and takes no answer, is closed when others need its place.
 func TestServerCallsThatAreNotTakenOverHTTP2(t *testing.T) {
 	const most = 20
 	s, client := serveTLS(t, func(c *Config) { c.MaxConnections = most })
@@ -261,19 +262,19 @@ func TestServerCallsThatAreNotTakenOverHTTP2(t *testing.T) {
 		}
 	}
 
-	const settings, headers, endOfAll = 4, 1, 5 // of the stream and of its headers
+	const settings, headers, endOfAll = 4, 1, 5 // the flags for the end of the stream and of its headers
 	if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
 
-	frame(settings, 0, 0, "\x00\x04\x00\x00\x00\x00") // no byte of a body may be sent
+	frame(settings, 0, 0, "\x00\x04\x00\x00\x00\x00") // the server may send no byte of a body
 	for i := range most + 1 {
 		frame(headers, endOfAll, uint32(2*i+1), "\x82\x87\x04\x0a/p/counter\x01\x01h") // GET, https, path, authority
 	}
 
 	_ = c.SetReadDeadline(time.Now().Add(testkit.Timeout))
 	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatal("it has kept its place")
+		t.Fatal("the client kept its place")
 	}
 
 	resp, err := client(false).Get("https://" + s.addr + "/p/counter")
@@ -282,6 +283,6 @@ func TestServerCallsThatAreNotTakenOverHTTP2(t *testing.T) {
 	}
 	resp.Body.Close()
 	if resp.ProtoMajor != 2 || resp.StatusCode != http.StatusOK {
-		t.Fatalf("got %s, %s", resp.Proto, resp.Status)
+		t.Fatalf("another client got %s, %s; want HTTP/2 and 200", resp.Proto, resp.Status)
 	}
 }

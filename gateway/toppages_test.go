@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestAQuietListHasComments: a list that does not change has comments often enough for <live-top>, which takes a minute
-// of silence for a broken connection. A stream of a page has them at every ping.
+// TestAQuietListHasComments: a stream whose list does not change has comments often enough for <live-top>, which takes
+// a minute of silence for a broken connection. The stream of a page has a comment at every ping.
 func TestAQuietListHasComments(t *testing.T) {
 	tuned := func(t *testing.T) func(*Config) {
 		all := everything(t)
@@ -18,11 +18,12 @@ func TestAQuietListHasComments(t *testing.T) {
 			cfg.PingInterval = 10 * time.Minute
 		}
 	}
+
 	inMemoryWith(t, tuned, func(t *testing.T, s *served) {
 		comments := func(path string) (within time.Duration) {
 			r := s.open(path, "", "X-API-Key: k")
 			lines := bufio.NewReader(r.response(http.StatusOK).Body)
-			// Time in a bubble passes as soon as all wait, so an hour costs nothing.
+			// In a bubble time passes as soon as all goroutines wait, so an hour costs nothing.
 			_ = r.SetReadDeadline(time.Now().Add(time.Hour))
 
 			began := time.Now()
@@ -40,10 +41,10 @@ func TestAQuietListHasComments(t *testing.T) {
 		}
 
 		if within := comments("/-/top/events"); within > 50*time.Second {
-			t.Errorf("the list has its first comment after %s", within)
+			t.Errorf("the list has its first comment after %s, want 50s at most", within)
 		}
 		if within := comments("/p/counter/events"); within < 5*time.Minute {
-			t.Errorf("the stream of a page has its first comment after %s", within)
+			t.Errorf("the stream of a page has its first comment after %s, want 5m at least", within)
 		}
 	})
 }

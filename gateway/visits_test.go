@@ -20,10 +20,10 @@ import (
 	"headcount/presence"
 )
 
-// A tab is a WebSocket that answers pings, with the frames that its visitor sees.
+// tab is a WebSocket that answers pings, and reads the frames that its visitor sees.
 type tab struct{ *looker }
 
-// tabFrame is a frame that is neither a ping nor an unread count.
+// tabFrame is a frame other than a ping and an unread count.
 type tabFrame struct {
 	at   time.Time
 	text string
@@ -37,10 +37,10 @@ func (f tabFrame) counts(page string, n int) bool {
 	return f.Type == "count" && f.Page == page && f.Count == n
 }
 
-// tab opens a tab of a new visitor, unless lines say who it is.
+// tab opens a tab of a new visitor, unless header lines identify another one.
 func (s *served) tab(lines ...string) *tab { return &tab{s.looker(lines...)} }
 
-// again opens another tab of a visitor.
+// again opens another tab of the same visitor.
 func (s *served) again(t *tab) *tab { return s.tab("Headcount-Id: " + t.id) }
 
 func (t *tab) join(page string)  { t.t.Helper(); t.say(`{"type":"join","page":` + quoted(page) + `}`) }
@@ -52,12 +52,12 @@ func (t *tab) subscribe(pages ...string) {
 }
 
 func quoted(v any) string {
-	text, _ := json.Marshal(v) // only what is written may be wrong
+	text, _ := json.Marshal(v) // a string is never an error
 
 	return string(text)
 }
 
-// poll returns the next frame if there is one by then.
+// poll returns the next frame, if one comes by then.
 func (t *tab) poll(by time.Time) (f tabFrame, ok bool) {
 	t.t.Helper()
 	for {
@@ -95,7 +95,7 @@ func (t *tab) take(what string) tabFrame {
 	return f
 }
 
-// takeCount requires that the next frame is the page's count n.
+// takeCount requires that the next frame has the page's count n.
 func (t *tab) takeCount(page string, n int) tabFrame {
 	t.t.Helper()
 	f := t.take(fmt.Sprintf("count %d of %q", n, page))
@@ -113,7 +113,7 @@ func (t *tab) awaitCount(page string, n int) {
 	}
 }
 
-// takeError requires that the next frame is this error.
+// takeError requires that the next frame has this error.
 func (t *tab) takeError(code string) tabFrame {
 	t.t.Helper()
 	f := t.take("error " + code)
@@ -124,7 +124,7 @@ func (t *tab) takeError(code string) tabFrame {
 	return f
 }
 
-// silent requires that the messages before had no answer.
+// silent requires that the earlier messages had no answer.
 func (t *tab) silent() {
 	t.t.Helper()
 	t.say(heartbeatMsg)
@@ -133,7 +133,7 @@ func (t *tab) silent() {
 	}
 }
 
-// during returns the frames of that time.
+// during returns the frames that come within that time.
 func (t *tab) during(d time.Duration) (all []tabFrame) {
 	t.t.Helper()
 	for end := time.Now().Add(d); ; {
@@ -145,14 +145,14 @@ func (t *tab) during(d time.Duration) (all []tabFrame) {
 	}
 }
 
-// An eventStream is read event by event.
+// eventStream is read event by event.
 type eventStream struct {
 	*raw
 	http.Header
 	comments int
 }
 
-// sent is an event of a count.
+// sent is an event with a count.
 type sent struct {
 	name, id, data string
 
@@ -167,7 +167,7 @@ func (s *served) stream(path string, lines ...string) *eventStream {
 	return &eventStream{raw: r, Header: r.response(http.StatusOK).Header}
 }
 
-// poll returns the next event if there is one within that time.
+// poll returns the next event, if one comes within that time.
 func (st *eventStream) poll(d time.Duration) (e sent, ok bool) {
 	st.t.Helper()
 	_ = st.SetReadDeadline(time.Now().Add(d))
@@ -195,6 +195,7 @@ func (st *eventStream) poll(d time.Duration) (e sent, ok bool) {
 			if err := json.Unmarshal([]byte(e.data), &e); err != nil {
 				st.t.Fatalf("%v in %s", err, e.data)
 			}
+
 			return e, true
 		}
 	}
@@ -210,7 +211,7 @@ func (st *eventStream) take() sent {
 	return e
 }
 
-// takeCount requires that the next event is the count n.
+// takeCount requires that the next event has the count n.
 func (st *eventStream) takeCount(n int) sent {
 	st.t.Helper()
 	e := st.take()
@@ -237,7 +238,7 @@ type got struct {
 	sent
 }
 
-// do makes a call. Lines are headers; a line "Host: h" names another host, and an empty line says nothing.
+// do makes a call. Lines are headers; a line "Host: h" names another host, and an empty line is ignored.
 func (s *served) do(method, path, body string, lines ...string) got {
 	s.t.Helper()
 	req, err := http.NewRequest(method, "http://"+s.addr+path, strings.NewReader(body))
@@ -268,12 +269,12 @@ func (s *served) do(method, path, body string, lines ...string) got {
 	}
 
 	g := got{Header: resp.Header, status: resp.StatusCode, text: string(text)}
-	_ = json.Unmarshal(text, &g.sent) // an answer that is no count has none of its members
+	_ = json.Unmarshal(text, &g.sent) // an answer without a count leaves the fields empty
 
 	return g
 }
 
-// count is what GET says of a page.
+// count returns the count of a page that GET answers.
 func (s *served) count(page string) int {
 	s.t.Helper()
 	g := s.do("GET", "/"+page+"/counter", "")
@@ -284,7 +285,7 @@ func (s *served) count(page string) int {
 	return g.Count
 }
 
-// newer reports whether version a is later than b.
+// newer reports whether version a is greater than b.
 func newer(t *testing.T, a, b string) bool {
 	t.Helper()
 	one, err := presence.ParseVersion(a)
@@ -298,7 +299,7 @@ func newer(t *testing.T, a, b string) bool {
 
 const incrementBody, decrementBody = `{"action":"increment"}`, `{"action":"decrement"}`
 
-// visits runs a test in memory, with dispatchers, where counts are sent at once and a lost visitor stays for a grace.
+// visits runs a test in memory, with dispatchers. Counts are sent at once, and a lost visitor stays for the grace.
 func visits(t *testing.T, grace time.Duration, tune func(*Config), test func(*testing.T, *served)) {
 	t.Helper()
 	inMemory(t, func(cfg *Config) {
@@ -312,7 +313,7 @@ func visits(t *testing.T, grace time.Duration, tune func(*Config), test func(*te
 	})
 }
 
-// After a tab has ended, in whatever way, its visitor stays for the grace, and no longer.
+// After a tab has ended, in whatever way, its visitor stays for the grace and no longer.
 func TestAVisitorStaysForTheGrace(t *testing.T) {
 	const grace = 700 * time.Millisecond
 	visits(t, grace, nil, func(t *testing.T, s *served) {
@@ -341,8 +342,9 @@ func TestAVisitorStaysForTheGrace(t *testing.T) {
 			end(a)
 			gone := watcher.takeCount(page, 0)
 			if took := gone.at.Sub(ended); took < grace-time.Millisecond || took > grace+2*time.Second {
-				t.Errorf("%s: gone after %s, want the grace of %s", page, took, grace)
+				t.Errorf("%s: the visitor was gone after %s, want %s to 2 s more", page, took, grace)
 			}
+
 			_ = watcher.Close()
 		}
 	})
@@ -376,15 +378,15 @@ func TestALeaveIsAtOnce(t *testing.T) {
 		left := time.Now()
 		a.leave("p")
 		if gone := watcher.takeCount("p", 0); gone.at.Sub(left) > time.Second {
-			t.Errorf("gone after %s", gone.at.Sub(left))
+			t.Errorf("gone %s after the leave, want 1s at most", gone.at.Sub(left))
 		}
 		if n := s.count("*"); n != 0 {
-			t.Errorf("the site has %d", n)
+			t.Errorf("the site has %d users, want 0", n)
 		}
 	})
 }
 
-// A user stays as long as one tab is on the page, and counts once.
+// A user stays on a page as long as one tab is on it, and counts once.
 func TestOneUserInThreeTabs(t *testing.T) {
 	visits(t, time.Second, nil, func(t *testing.T, s *served) {
 		watcher, a := s.tab(), s.tab()
@@ -397,8 +399,9 @@ func TestOneUserInThreeTabs(t *testing.T) {
 		b, c := s.again(a), s.again(a)
 		for _, another := range []*tab{b, c} {
 			if another.user != a.user {
-				t.Fatalf("user %q came back as %q", a.user, another.user)
+				t.Fatalf("another tab of user %q is user %q", a.user, another.user)
 			}
+
 			another.join("p")
 			another.takeCount("p", 1)
 		}
@@ -413,8 +416,9 @@ func TestOneUserInThreeTabs(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		watcher.silent()
 		if n := s.count("p"); n != 2 {
-			t.Errorf("with one tab left: %d", n)
+			t.Errorf("with one tab left the count is %d, want 2", n)
 		}
+
 		c.leave("p")
 		watcher.takeCount("p", 1)
 	})
@@ -431,30 +435,33 @@ func TestAVanishedClient(t *testing.T) {
 				watcher.subscribe(page)
 				watcher.takeCount(page, 0)
 			}
+
 			answers.join("answers")
 			answers.takeCount("answers", 1)
 			watcher.takeCount("answers", 1)
 
-			talks, mute := s.tab(), s.tab() // they answer no ping
+			talks, mute := s.tab(), s.tab() // these two answer no pings
 			talks.join("talks")
 			watcher.takeCount("talks", 1)
 			joined := time.Now()
 			mute.join("mute")
 			watcher.takeCount("mute", 1)
 
-			// A part of a message counts as well.
+			// A part of a message is a sign of life, too.
 			talks.write([]byte(masked(partText, `{"type":"join",`)))
 			var gone tabFrame
 			for ok := false; !ok; {
 				talks.write([]byte(masked(partMore, " ")))
 				if f, seen := answers.poll(time.Now()); seen {
-					t.Fatalf("a client that answers receives %s", f.text)
+					t.Fatalf("a client that answers received %s, want nothing", f.text)
 				}
+
 				gone, ok = watcher.poll(time.Now().Add(ping / 2))
 			}
+
 			took := gone.at.Sub(joined)
 			if !gone.counts("mute", 0) || took < pong+grace || took > ping+pong+grace+2*time.Second {
-				t.Errorf("%s after %s", gone.text, took)
+				t.Errorf("%s after %s, want the mute client gone within ping + pong + grace + 2 s", gone.text, took)
 			}
 
 			talks.write([]byte(masked(lastPart, `"page":"late"}`)))
@@ -462,7 +469,7 @@ func TestAVanishedClient(t *testing.T) {
 			watcher.awaitCount("late", 1)
 			answers.silent()
 			if n := s.count("answers"); n != 1 {
-				t.Errorf("%d on the page of the client that answers", n)
+				t.Errorf("the page of the client that answers has %d users, want 1", n)
 			}
 		})
 }
@@ -489,10 +496,10 @@ func TestAReloadIsNotSeen(t *testing.T) {
 		}
 
 		if seen := watcher.during(grace + 500*time.Millisecond); len(seen) != 0 {
-			t.Errorf("seen: %v", seen)
+			t.Errorf("a reload was seen: %v", seen)
 		}
 		if e, ok := st.poll(time.Millisecond); ok {
-			t.Errorf("event %s", e.data)
+			t.Errorf("a reload was seen by an event stream: %s", e.data)
 		}
 
 		// A real arrival is visible.
@@ -503,7 +510,7 @@ func TestAReloadIsNotSeen(t *testing.T) {
 }
 
 // Two counts of one page reach a subscriber at least the update interval apart. The first change is sent at once, and
-// the newest always arrives.
+// the newest count always arrives.
 func TestConflation(t *testing.T) {
 	const interval = time.Second
 	visits(t, 0, func(cfg *Config) { cfg.UpdateInterval = interval }, func(t *testing.T, s *served) {
@@ -514,34 +521,36 @@ func TestConflation(t *testing.T) {
 		st := s.stream("/p/counter/events")
 		st.takeCount(0)
 
-		time.Sleep(interval) // so that the next change is a first one again
+		time.Sleep(interval) // so that the next change counts as a first one again
 		joined := time.Now()
 		a.join("p")
 		if f := watcher.takeCount("p", 1); f.at.Sub(joined) >= interval {
-			t.Errorf("the first change took %s", f.at.Sub(joined))
+			t.Errorf("the first change took %s, want less than the interval of %s", f.at.Sub(joined), interval)
 		}
-		st.takeCount(1)
-		synctest.Wait() // a client whose last write is not complete gets the newest count when it is
 
-		// The counts 2, 3 and 2 are combined, but one's own page is sent at once.
+		st.takeCount(1)
+		synctest.Wait() // until the last write is complete
+
+		// The counts 2, 3 and 2 are conflated, but the count of one's own page is sent at once.
 		b.join("p")
 		b.takeCount("p", 2)
 		c.join("p")
 		c.takeCount("p", 3)
 		b.leave("p")
 		if f := watcher.takeCount("p", 2); f.at.Sub(joined) < interval-time.Millisecond {
-			t.Errorf("the second count comes %s after the first", f.at.Sub(joined))
+			t.Errorf("the second count comes %s after the first, want %s at least", f.at.Sub(joined), interval)
 		}
+
 		st.takeCount(2)
 
-		c.join("other") // pages do not delay each other
+		c.join("other") // pages do not delay one another
 		c.awaitCount("other", 1)
 		watcher.takeCount("other", 1)
 	})
 }
 
-// Without WebSockets a user is on a page while an event stream of any tab joins it, and for at most the leave grace
-// after the last stream.
+// Without WebSockets a user is on a page while an event stream of any tab joins it, and for at most the grace after the
+// last one.
 func TestJoinByEventStream(t *testing.T) {
 	const grace = 4 * time.Second
 	visits(t, grace, nil, func(t *testing.T, s *served) {
@@ -552,7 +561,7 @@ func TestJoinByEventStream(t *testing.T) {
 		const path = "/p/counter/events?join=1"
 		one := s.stream(path + "&id=" + me.id)
 		one.takeJoin()
-		one.takeCount(1) // the first count has the user
+		one.takeCount(1) // the first count includes the user
 		watcher.takeCount("p", 1)
 
 		mine := "Headcount-Id: " + me.id
@@ -569,7 +578,7 @@ func TestJoinByEventStream(t *testing.T) {
 		_ = second.Close()
 		ended := time.Now()
 		if gone := watcher.takeCount("p", 1); gone.at.Sub(ended) > grace+2*time.Second {
-			t.Errorf("gone after %s", gone.at.Sub(ended))
+			t.Errorf("gone after %s, want %s at most", gone.at.Sub(ended), grace+2*time.Second)
 		}
 
 		back := s.stream(path, mine)
@@ -578,15 +587,16 @@ func TestJoinByEventStream(t *testing.T) {
 		_ = back.Close() // a reload
 		s.stream(path, mine).takeJoin()
 		if seen := watcher.during(2 * grace); len(seen) > 0 {
-			t.Errorf("a reload is seen: %v", seen)
+			t.Errorf("a reload was seen: %v", seen)
 		}
 		if g := s.do("GET", "/*/counter/events?join=1", ""); g.status != http.StatusBadRequest {
-			t.Errorf("%d %s", g.status, g.text)
+			t.Errorf("a join of the whole site: %d %s, want 400", g.status, g.text)
 		}
 	})
 }
 
-// The client is gone, and its proxy takes the events for it.
+// TestAStreamThatJoinsEnds: a stream that joins ends after some time, since a proxy may go on taking its events for a
+// client that is gone.
 func TestAStreamThatJoinsEnds(t *testing.T) {
 	visits(t, 0, func(cfg *Config) { cfg.PingInterval, cfg.PongTimeout = time.Second, time.Second },
 		func(t *testing.T, s *served) {
@@ -597,7 +607,8 @@ func TestAStreamThatJoinsEnds(t *testing.T) {
 		})
 }
 
-// An event stream begins with the newest count, whichever count it received last, has comments, and is no presence.
+// An event stream begins with the newest count, whichever count the client received last. It has comments, and is no
+// presence.
 func TestEventStream(t *testing.T) {
 	const ping = 300 * time.Millisecond
 	visits(t, 0, func(cfg *Config) { cfg.PingInterval = ping }, func(t *testing.T, s *served) {
@@ -606,12 +617,12 @@ func TestEventStream(t *testing.T) {
 		if kind != "text/event-stream" || !strings.Contains(st.Get("Cache-Control"), "no-store") ||
 			len(st.Values("Set-Cookie")) != 1 || st.Get("Access-Control-Allow-Origin") != "" ||
 			st.Get("Content-Length") != "" {
-			t.Errorf("headers %v", st.Header)
+			t.Errorf("the stream has the headers %v", st.Header)
 		}
 
 		last := st.takeCount(0).Version
 		if last != "0-0" {
-			t.Errorf("the first event has version %s", last)
+			t.Errorf("the first event has version %s, want 0-0", last)
 		}
 
 		c := s.tab()
@@ -623,31 +634,33 @@ func TestEventStream(t *testing.T) {
 			}
 			e := st.takeCount(n)
 			if !newer(t, e.Version, last) {
-				t.Errorf("change %d: version %s after %s", i, e.Version, last)
+				t.Errorf("change %d has version %s, want one greater than %s", i, e.Version, last)
 			}
+
 			last = e.Version
 		}
 
 		for _, id := range []string{"1-1", "", "x", last} {
 			if e := s.stream("/p/counter/events", "Last-Event-ID: "+id).takeCount(1); e.Version != last {
-				t.Errorf("after %q a stream begins with %s", id, e.data)
+				t.Errorf("with Last-Event-ID %q a stream begins with %s, want version %s", id, e.data, last)
 			}
 		}
+
 		if n := s.count("*"); n != 1 {
-			t.Errorf("%d on the site: streams count as present", n)
+			t.Errorf("the site has %d users, want 1: a stream is no presence", n)
 		}
 
 		st.takeCount(0) // c has answered no ping
 		if st.comments < 2 {
-			t.Errorf("%d comments until then", st.comments)
+			t.Errorf("the stream had %d comments, want at least 2", st.comments)
 		}
 		if g := s.do("GET", "/%20%00/counter/events", ""); g.status != http.StatusBadRequest {
-			t.Errorf("%d %s", g.status, g.text)
+			t.Errorf("a stream of an invalid page: %d %s, want 400", g.status, g.text)
 		}
 	})
 }
 
-// A PUT takes or releases a hold. It may be repeated.
+// A PUT takes or ends a hold, and may be repeated.
 func TestHoldsMayBeRepeated(t *testing.T) {
 	visits(t, 0, nil, func(t *testing.T, s *served) {
 		a, b := "Headcount-Id: "+s.tab().id, "Headcount-Id: "+s.tab().id
@@ -671,16 +684,18 @@ func TestHoldsMayBeRepeated(t *testing.T) {
 		} {
 			g := s.do("PUT", "/p/counter", step.action, step.who)
 			if g.status != http.StatusOK || g.Count != step.want || newer(t, g.Version, last) != step.changes {
-				t.Errorf("step %d: %d %s after version %s", i, g.status, g.text, last)
+				t.Errorf("step %d: %d %s after version %s, want the count %d, and a newer version: %t",
+					i, g.status, g.text, last, step.want, step.changes)
 			}
+
 			last = g.Version
 		}
 	})
 }
 
-// A hold lasts three presence timeouts from when it was last renewed.
+// A hold lasts three presence timeouts from its last renewal.
 func TestAHoldEnds(t *testing.T) {
-	const hold = 21 * time.Second // three times the timeout of runGateway
+	const hold = 21 * time.Second // three times the presence timeout of runGateway
 	visits(t, 0, nil, func(t *testing.T, s *served) {
 		watcher, me := s.tab(), "Headcount-Id: "+s.tab().id
 		watcher.subscribe("p")
@@ -688,16 +703,17 @@ func TestAHoldEnds(t *testing.T) {
 		s.do("PUT", "/p/counter", incrementBody, me)
 		watcher.takeCount("p", 1)
 		if early := watcher.during(hold / 2); len(early) > 0 {
-			t.Fatalf("it ended early: %v", early)
+			t.Fatalf("the hold ended early: %v", early)
 		}
 
 		renewed := time.Now()
 		if g := s.do("PUT", "/p/counter", incrementBody, me); g.Count != 1 {
-			t.Errorf("renewed: %s", g.text)
+			t.Errorf("the renewal is answered %s, want the count 1", g.text)
 		}
+
 		ended := watcher.takeCount("p", 0)
 		if took := ended.at.Sub(renewed); took < hold-time.Millisecond || took > hold+3*time.Second {
-			t.Errorf("it lasted %s after it was renewed, want %s", took, hold)
+			t.Errorf("the hold lasted %s after its renewal, want %s", took, hold)
 		}
 	})
 }
@@ -719,26 +735,26 @@ func TestHoldsBesideTabs(t *testing.T) {
 			{"both", incrementBody, 1},
 		} {
 			if g := s.do("PUT", "/"+step.page+"/counter", step.action, me); g.Count != step.want {
-				t.Errorf("%s %s: %s", step.action, step.page, g.text)
+				t.Errorf("%s of %s is answered %s, want the count %d", step.action, step.page, g.text, step.want)
 			}
 		}
 
 		c.leave("both")
 		c.silent()
-		synctest.Wait() // the gateway has read the leave, and the page's owner hears of it on another way than of PUTs
+		synctest.Wait() // until the owner has the leave, which takes another way than a PUT
 		if n := s.count("both"); n != 1 {
-			t.Errorf("the hold is still there: %d", n)
+			t.Errorf("the hold is left, and the count is %d, want 1", n)
 		}
 		if g := s.do("PUT", "/both/counter", decrementBody, me); g.Count != 0 {
-			t.Errorf("both have ended: %s", g.text)
+			t.Errorf("both have ended, and the answer is %s, want the count 0", g.text)
 		}
 		if n := s.count("there"); n != 1 {
-			t.Errorf("the other page: %d", n)
+			t.Errorf("the count of the other page is %d, want 1", n)
 		}
 	})
 }
 
-// A token's end is the end of its connections and streams. Times that no clock reaches are no end.
+// A connection or stream ends when its token expires. Expiry times beyond what a clock can hold never come.
 func TestATokenExpires(t *testing.T) {
 	const secret = "a secret for tokens, of thirty-two bytes or more"
 	identities := identity.New(identity.Config{
@@ -751,8 +767,10 @@ func TestATokenExpires(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			return text
 		}
+
 		dial := func(token string) *tab {
 			r := s.open("/-/ws?token="+token, "", upgrade()...)
 			r.response(http.StatusSwitchingProtocols)
@@ -764,6 +782,7 @@ func TestATokenExpires(t *testing.T) {
 		for _, exp := range []any{int64(99_999_999_999), time.Now().UnixMilli(), 1e300} {
 			stay = append(stay, dial(token(jwt.MapClaims{"sub": "eve", "exp": exp})))
 		}
+
 		watcher := dial(token(jwt.MapClaims{"sub": "watcher"}))
 		watcher.subscribe("p")
 		watcher.takeCount("p", 0)
@@ -780,8 +799,9 @@ func TestATokenExpires(t *testing.T) {
 
 		f := c.takeError("token_expired")
 		if took := f.at.Sub(began); took < lasts-time.Second || took > lasts+time.Second {
-			t.Errorf("%s after %s", f.text, took)
+			t.Errorf("%s after %s, want the expiry after %s", f.text, took, lasts)
 		}
+
 		c.expectClose(websocket.StatusPolicyViolation)
 		c.write([]byte(masked(websocket.Close, "\x03\xf0")))
 		st.expectEnd()
@@ -793,7 +813,7 @@ func TestATokenExpires(t *testing.T) {
 		refused := s.open("/-/ws?token="+short, "", upgrade()...)
 		refused.response(http.StatusUnauthorized)
 		if g := s.do("GET", "/p/counter/events?join=1", ""); g.status != http.StatusUnauthorized {
-			t.Errorf("a stream that joins without a token: %d %s", g.status, g.text)
+			t.Errorf("a stream that joins without a token: %d %s, want 401", g.status, g.text)
 		}
 	})
 }

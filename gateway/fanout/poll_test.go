@@ -66,7 +66,7 @@ func TestPoll(t *testing.T) {
 					is, _ := h.Last(topic)
 					if is.Value != value || is.Version.Compare(before) < 0 {
 						t.Errorf("the hub has %q with version %s, want %q and a version from %s on",
-						is.Value, is.Version, value, before)
+							is.Value, is.Version, value, before)
 					}
 
 					before = is.Version

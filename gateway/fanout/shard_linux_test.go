@@ -699,7 +699,7 @@ func TestRepeatedSubscribesAreLimited(t *testing.T) {
 					s.update(countOf(page, 1, 1))
 				}
 				// A topic that the client comes back to is new to the shard, and due at once. Only answers are counted
-			// here.
+				// here.
 				if leave {
 					for _, topic := range s.due {
 						topic.scanAt = 0
@@ -722,7 +722,7 @@ func TestRepeatedSubscribesAreLimited(t *testing.T) {
 			}
 			if len(s.visits) > 0 || len(s.asking) > 1 {
 				t.Errorf("leave %v: %d visits and %d subscribers wait, want none and 1 at most",
-				leave, len(s.visits), len(s.asking))
+					leave, len(s.visits), len(s.asking))
 			}
 		})
 	}

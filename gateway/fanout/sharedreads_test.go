@@ -28,7 +28,7 @@ func TestASharedReadIsNotTooOld(t *testing.T) {
 				values, err := reads.Read(t.Context(), "key", lag, time.Minute, read)
 				if err != nil || asked.Sub(values[0]) > lag {
 					t.Errorf("asked at %v, got the value of %v (%v), want one that is at most %v old",
-					asked, values, err, lag)
+						asked, values, err, lag)
 				}
 			}()
 
