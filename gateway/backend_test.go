@@ -154,7 +154,7 @@ func TestUnsignedBackEnds(t *testing.T) {
 			lines                    []string
 		}{
 			{"GET", "/apps/1/channels", "", "auth_signature", nil},
-			// the API key is for other calls
+			// The API key is for other calls.
 			{"GET", "/apps/1/channels", "", "auth_signature", []string{"X-API-Key: k"}},
 			{"GET", signed("GET", "/apps/2/channels", "", "")[len("/apps/2/channels"):], "", "path", nil},
 			{"HEAD", old, "", "", nil},

@@ -187,7 +187,7 @@ func TestCountersAreLive(t *testing.T) {
 		if f := tab.next(); f.Value != 2 || !f.Mine {
 			t.Errorf("another tab is shown %+v, want the value 2 and mine", f)
 		}
-		// the value does not change
+		// The value does not change.
 		s.call("POST", "/likes:1/members", fmt.Sprintf(`{"add":["x"],"remove":[%q]}`, a.user))
 		tab.until("likes:1", 2, false)
 		a.until("likes:1", 2, false)

@@ -14,8 +14,8 @@ import (
 	"headcount/presence/presencemem"
 )
 
-// BenchmarkWrite writes one change, as a single hold does, without and with a data directory, and 100 changes that have
-// gathered. user-ns/op is the processor time of the program, kernel-ns/op that of the system.
+// BenchmarkWrite writes one change, as a single hold does, and 100 changes that have gathered, each without and with a
+// data directory. user-ns/op is the processor time of the program, and kernel-ns/op that of the system.
 func BenchmarkWrite(b *testing.B) {
 	for name, of := range map[string]struct {
 		disk  bool

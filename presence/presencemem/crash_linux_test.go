@@ -14,9 +14,9 @@ import (
 	"headcount/unread"
 )
 
-// TestCrashes ends the store at every step of a transaction: before, during and after its writes. bbolt writes into
-// pages that the previous transaction does not use, and then one of two head pages. So a file whose writer was
-// interrupted has a torn newest head. Whenever the end comes, the file has whole operations only: all that were
+// TestCrashes interrupts the store at every step of a transaction: before, during and after its writes. bbolt writes
+// into pages that the previous transaction does not use, and then one of two head pages. So a file whose writer was
+// interrupted has a torn newest head. Whatever the moment, the file has whole operations only: all that were
 // acknowledged, and none that were refused.
 func TestCrashes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -121,7 +121,7 @@ func TestCrashes(t *testing.T) {
 					t.Fatalf("after a probe the file has\n%s\nmemory\n%s", got, before)
 				}
 			} else if wrote {
-				// The end came before the new head was whole, so the file is as before the transaction.
+				// If the writer ends before the new head is whole, the file is as before the transaction.
 				if got := recovered(t, root, tear(t, file)); got != before {
 					t.Fatalf("a torn transaction has left\n%s\nbefore it\n%s", got, before)
 				}
@@ -189,6 +189,7 @@ func fingerprint(n *unreadState) string {
 		}
 		records[u] = fmt.Sprintf("%v %v %v", r.Version, r.Updated, r.Follows)
 	}
+
 	fmt.Fprintf(&b, "%v\n%v\n%v\n%v", levels, owns, records, n.keys)
 	return b.String()
 }

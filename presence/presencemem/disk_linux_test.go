@@ -17,8 +17,8 @@ import (
 	"headcount/unread"
 )
 
-// breakFile replaces the open file of the data directory by a device that is always full. All writes fail with ENOSPC
-// until mend is called.
+// breakFile replaces the open file of the data directory by a device that is always full, so that all writes fail with
+// ENOSPC until mend is called.
 func breakFile(t testingT, dir string) (mend func()) {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")
@@ -30,6 +30,7 @@ func breakFile(t testingT, dir string) (mend func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, entry := range fds {
 		if to, err := os.Readlink("/proc/self/fd/" + entry.Name()); err != nil || to != path {
 			continue
@@ -38,17 +39,20 @@ func breakFile(t testingT, dir string) (mend func()) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		kept, err := syscall.Dup(fd)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		full, err := os.OpenFile("/dev/full", os.O_RDWR, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		defer full.Close()
 
-		// The descriptor of the store's file now leads to the full device.
+		// The descriptor of the store's file now refers to the full device.
 		if err := syscall.Dup3(int(full.Fd()), fd, syscall.O_CLOEXEC); err != nil {
 			t.Fatal(err)
 		}
@@ -57,6 +61,7 @@ func breakFile(t testingT, dir string) (mend func()) {
 			if err := syscall.Dup3(kept, fd, syscall.O_CLOEXEC); err != nil {
 				t.Fatal(err)
 			}
+
 			_ = syscall.Close(kept)
 		}
 	}
@@ -72,8 +77,8 @@ type testingT interface {
 	Fatalf(string, ...any)
 }
 
-// A change that cannot be written is refused at once, and nothing of it is kept. Repetitions are refused, too, until
-// the file can be written again.
+// A change that cannot be written is refused at once, and nothing of it is kept. Repetitions are refused until the file
+// can be written again.
 func TestClockDiskFails(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
@@ -96,22 +101,22 @@ func TestClockDiskFails(t *testing.T) {
 	begin := testkit.NewStopwatch(t)
 	for range 300 {
 		if err := s.Change(t.Context(), "p", unread.Change{Key: "k"}); !errors.Is(err, presence.ErrUnavailable) {
-			t.Fatalf("a change that is not on disk: %v", err)
+			t.Fatalf("a change that cannot be written: %v, want ErrUnavailable", err)
 		}
 		follows := unread.Record{Follows: []unread.Follow{{Page: "p"}}}
 		_, err := s.Save(t.Context(), u, unread.Record{}, follows)
 		if !errors.Is(err, presence.ErrUnavailable) {
-			t.Fatalf("a follow that is not on disk: %v", err)
+			t.Fatalf("a follow that cannot be written: %v, want ErrUnavailable", err)
 		}
 	}
 
 	// A refusal does not wait for the disk.
 	if took := begin.Elapsed(); took > 10*time.Second {
-		t.Errorf("600 refusals took %s", took)
+		t.Errorf("600 refusals took %s, want 10s at most", took)
 	}
 
 	if err := s.Writable(); err == nil || !strings.Contains(err.Error(), "the data directory cannot be written: ") {
-		t.Errorf("Writable says %v", err)
+		t.Errorf("Writable returns %v, want that the directory cannot be written", err)
 	}
 
 	state := func() (int64, int) {
@@ -120,7 +125,7 @@ func TestClockDiskFails(t *testing.T) {
 		return levels[0].All, len(records[0].Follows)
 	}
 	if all, follows := state(); all != 1 || follows != 0 {
-		t.Errorf("%d changes and %d follows after all were refused", all, follows)
+		t.Errorf("after the refusals there are %d changes and %d follows, want 1 and 0", all, follows)
 	}
 
 	mend()
@@ -137,13 +142,13 @@ func TestClockDiskFails(t *testing.T) {
 	close(heard)
 	for p := range heard {
 		if p.Updates[0].Version.Sequence != 2 {
-			t.Errorf("a watcher heard of %+v", p)
+			t.Errorf("a watcher received %+v, want the second change alone", p)
 		}
 	}
 
 	for range 2 {
 		if all, follows := state(); all != 2 || follows != 0 {
-			t.Errorf("%d changes and %d follows", all, follows)
+			t.Errorf("there are %d changes and %d follows, want 2 and 0", all, follows)
 		}
 		if err := s.Close(); err != nil {
 			t.Fatal(err)

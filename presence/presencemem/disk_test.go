@@ -29,6 +29,7 @@ func reopen(t *testing.T, dir string) *Store {
 	return s
 }
 
+// TestDirectoryKeepsEverything: after a restart the follows, changes, keys and the secret are those of before.
 func TestDirectoryKeepsEverything(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	s := reopen(t, dir)
@@ -89,26 +90,27 @@ func TestDirectoryKeepsEverything(t *testing.T) {
 	s = reopen(t, dir)
 	after := read(s)
 	if fmt.Sprint(after) != fmt.Sprint(before) || after.unread != 1 || after.list[0].URL != "/a b" {
-		t.Errorf("%+v was %+v", after, before)
+		t.Errorf("after the restart: %+v; before: %+v", after, before)
 	}
 
 	if s.Secret() != secret || secret == "" {
-		t.Errorf("the secret %q was %q", s.Secret(), secret)
+		t.Errorf("the secret is %q, and was %q before", s.Secret(), secret)
 	}
 
 	must(s.Change(t.Context(), "p", unread.Change{Key: "k"}))
 	if a := read(s); a.levels[0].All != 1 {
-		t.Errorf("a key is forgotten: %+v", a.levels[0])
+		t.Errorf("a repetition after the restart counted: %+v, want 1 change", a.levels[0])
 	}
 
 	must(s.Close())
 }
 
+// TestDirectoryServesOneProcess: a second process is refused while the first one uses the directory.
 func TestDirectoryServesOneProcess(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
 	if _, err := Open(dir, Config{}); err == nil || !strings.Contains(err.Error(), "in use by another process") {
-		t.Errorf("the second: %v", err)
+		t.Errorf("the second Open returns %v, want that the directory is in use", err)
 	}
 
 	if err := s.Close(); err != nil {
@@ -120,6 +122,7 @@ func TestDirectoryServesOneProcess(t *testing.T) {
 	_ = s.Close()
 }
 
+// TestBadDirectories: a directory that cannot be used is refused, with its name and the reason.
 func TestBadDirectories(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
@@ -138,9 +141,9 @@ func TestBadDirectories(t *testing.T) {
 	} {
 		if s, err := Open(dir, Config{}); err == nil {
 			_ = s.Close()
-			t.Errorf("%s: opened", name)
+			t.Errorf("%s: Open succeeds, want an error", name)
 		} else if !strings.Contains(err.Error(), "data directory") {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want an error about the data directory", name, err)
 		}
 	}
 
@@ -156,13 +159,15 @@ func TestBadDirectories(t *testing.T) {
 			if err != nil {
 				return err
 			}
+
 			return b.Put([]byte(tc.key), []byte(tc.value))
 		})
+
 		if s, err := Open(dir, Config{}); err == nil {
 			_ = s.Close()
-			t.Errorf("%s: opened", name)
+			t.Errorf("%s: Open succeeds, want an error", name)
 		} else if !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want %q", name, err, tc.want)
 		}
 	}
 }
@@ -179,12 +184,12 @@ func inFile(t *testing.T, dir string, fn func(*bbolt.Tx) error) {
 	}
 }
 
-// The file keeps nothing of a user who was erased, or who follows nothing and had nothing unread. A later record of
+// The file keeps nothing about a user who was erased, or who follows nothing and had nothing unread. A later record of
 // that user has a greater version.
 func TestNothingIsKeptOfAnErasedUser(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
-	// One user has read the change when the erasure comes, the other has not.
+	// At the erasure one user has read the change, and the other has not.
 	erased, ended := unread.User{1}, unread.User{2}
 
 	book := unread.NewFollowService(s)
@@ -221,7 +226,7 @@ func TestNothingIsKeptOfAnErasedUser(t *testing.T) {
 	inFile(t, dir, func(tx *bbolt.Tx) error {
 		for _, name := range [][]byte{recordsBucket, followsBucket} {
 			if n := tx.Bucket(name).Stats().KeyN; n != 0 {
-				t.Errorf("%d entries in %s", n, name)
+				t.Errorf("%s has %d entries, want none", name, n)
 			}
 		}
 		return nil
@@ -234,7 +239,8 @@ func TestNothingIsKeptOfAnErasedUser(t *testing.T) {
 
 	again, err := s.Records(t.Context(), []unread.User{erased})
 	if err != nil || again[0].Version.Compare(former[0].Version) <= 0 {
-		t.Errorf("version %s after %s, %v", again[0].Version, former[0].Version, err)
+		t.Errorf("the record of the erased user has version %s, want one greater than %s; %v",
+			again[0].Version, former[0].Version, err)
 	}
 
 	if err := s.Close(); err != nil {
@@ -242,7 +248,7 @@ func TestNothingIsKeptOfAnErasedUser(t *testing.T) {
 	}
 }
 
-// Malformed entries are dropped, and the log says so once.
+// Malformed entries are dropped, and logged once.
 func TestDropsWhatCannotBeRead(t *testing.T) {
 	u, author := unread.User{1}, unread.User{2}
 	for name, tc := range map[string]struct {
@@ -276,6 +282,7 @@ func TestDropsWhatCannotBeRead(t *testing.T) {
 				s.Change(t.Context(), "p", unread.Change{By: &author}),
 				s.Close(),
 			)
+
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -295,7 +302,8 @@ func TestDropsWhatCannotBeRead(t *testing.T) {
 				levels, _, _ := s.Levels(t.Context(), u, []string{"p"})
 				records, _ := s.Records(t.Context(), []unread.User{u})
 				if levels[0].All != tc.all || levels[0].By != tc.by || !slices.Equal(records[0].Pages(), tc.follows) {
-					t.Errorf("%+v, %+v", levels[0], records[0])
+					t.Errorf("got %+v, %+v; want %d changes, %d own, follows %q",
+						levels[0], records[0], tc.all, tc.by, tc.follows)
 				}
 				if got := log.String(); says == "" && got != "" || !strings.Contains(got, says) {
 					t.Errorf("the log says %q, want %q", got, says)
@@ -309,7 +317,7 @@ func TestDropsWhatCannotBeRead(t *testing.T) {
 	}
 }
 
-// A transaction that fails after its last write is in the file. The probe undoes it.
+// A transaction that fails after its last write is in the file. The probe of the disk undoes it.
 func TestProbeUndoesWhatFailedLate(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
@@ -326,7 +334,7 @@ func TestProbeUndoesWhatFailedLate(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// The transaction reaches the file, but the store takes it for failed, as after an error of the last sync.
+	// The transaction reaches the file, but the store treats it as failed, as after an error of the last sync.
 	tx := newTransaction(&s.unread, time.Now())
 	tx.change("p", unread.Change{Key: "k", By: &unread.User{1}})
 	tx.change("q", unread.Change{})
@@ -347,7 +355,7 @@ func TestProbeUndoesWhatFailedLate(t *testing.T) {
 	first, second := levels[0], levels[1]
 	if first.All != 1 || first.By != 0 || owns[0] != (unread.Own{}) || second != (unread.Level{}) ||
 		len(s.unread.keys) != 1 {
-		t.Errorf("%+v %+v, %d keys", levels, owns, len(s.unread.keys))
+		t.Errorf("got %+v %+v, %d keys; want the state before the failed transaction", levels, owns, len(s.unread.keys))
 	}
 }
 
@@ -371,7 +379,7 @@ func TestGivingUp(t *testing.T) {
 	cancel()
 	err := s.Change(ctx, "p", unread.Change{})
 	if !errors.Is(err, presence.ErrUnavailable) || !strings.Contains(err.Error(), "was not carried out") {
-		t.Errorf("gave up: %v", err)
+		t.Errorf("the change that was given up returns %v", err)
 	}
 
 	go s.unread.disk.run(s.commit)
@@ -380,15 +388,15 @@ func TestGivingUp(t *testing.T) {
 	}
 
 	if l, _, _ := s.Levels(t.Context(), unread.User{}, []string{"p"}); l[0].All != 1 {
-		t.Errorf("%+v", l)
+		t.Errorf("the levels are %+v, want 1 change", l)
 	}
 
 	if err := s.Change(t.Context(), "p", unread.Change{}); !errors.Is(err, presence.ErrUnavailable) {
-		t.Errorf("after Close: %v", err)
+		t.Errorf("after Close a change returns %v, want ErrUnavailable", err)
 	}
 }
 
-// The queue of changes is bounded, and a Close writes all queued changes.
+// The queue of changes is bounded, and Close writes all queued changes.
 func TestWaitingIsBounded(t *testing.T) {
 	s := stopped(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -397,11 +405,11 @@ func TestWaitingIsBounded(t *testing.T) {
 		go func() { errs <- s.Change(ctx, "p", unread.Change{}) }()
 	}
 
-	// Callers beyond the bound are refused at once, although no writer runs.
+	// Callers beyond the bound are refused at once, without the writer.
 	for range 7 {
 		err := <-errs
 		if !errors.Is(err, presence.ErrUnavailable) || !strings.Contains(err.Error(), "wait for the disk already") {
-			t.Errorf("beyond the bound: %v", err)
+			t.Errorf("beyond the bound: %v, want ErrUnavailable", err)
 		}
 	}
 	go s.unread.disk.run(s.commit)
@@ -417,7 +425,7 @@ func TestWaitingIsBounded(t *testing.T) {
 
 	cancel()
 	if l, _, _ := s.Levels(t.Context(), unread.User{}, []string{"p"}); l[0].All != maxWaiting {
-		t.Errorf("%+v", l)
+		t.Errorf("the levels are %+v, want %d changes", l, maxWaiting)
 	}
 }
 
@@ -430,12 +438,14 @@ func TestCallsShareTransactions(t *testing.T) {
 			n = tx.ID()
 			return nil
 		})
+
 		if err != nil {
 			t.Fatal(err)
 		}
 
 		return n
 	}
+
 	before := transactions()
 	var wg sync.WaitGroup
 	for i := range 200 {
@@ -445,20 +455,22 @@ func TestCallsShareTransactions(t *testing.T) {
 			}
 		})
 	}
+
 	wg.Wait()
 
-	// Each call was carried out, although many of them were written together.
+	// Each call was carried out, though many of them shared a transaction.
 	levels, _, err := s.Levels(t.Context(), unread.User{}, []string{"p0", "p9"})
 	if err != nil || levels[0].All != 20 || levels[1].All != 20 {
-		t.Errorf("%+v, %v", levels, err)
+		t.Errorf("the levels are %+v, %v; want 20 changes of each page", levels, err)
 	}
 
-	// The bound is loose: on a slow machine few calls may come while a transaction is written.
+	// The bound is loose, because on a slow machine few calls may arrive during a transaction.
 	if n := transactions() - before; n < 1 || n > 150 {
-		t.Errorf("200 changes at once took %d transactions", n)
+		t.Errorf("200 simultaneous changes took %d transactions, want 1 to 150", n)
 	}
 }
 
+// TestKeysAreForgottenAfterADay: a repetition under a key is known for a day, and later the key is dropped.
 func TestKeysAreForgottenAfterADay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Config{})
@@ -478,28 +490,29 @@ func TestKeysAreForgottenAfterADay(t *testing.T) {
 
 		time.Sleep(unread.KeyFor - time.Second)
 		if n := count(); n != 1 {
-			t.Errorf("forgotten within its day: %d changes", n)
+			t.Errorf("within the day of the key there are %d changes, want 1", n)
 		}
 
 		if err := s.Change(t.Context(), "q", unread.Change{Key: "another"}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * time.Second)
-		// Each change drops the keys that are too old.
+		// Each change drops keys that are too old.
 		if err := s.Change(t.Context(), "q", unread.Change{Key: "one more"}); err != nil {
 			t.Fatal(err)
 		}
 
 		if n := count(); n != 2 {
-			t.Errorf("remembered after its day: %d changes", n)
+			t.Errorf("after the day of the key there are %d changes, want 2", n)
 		}
 
 		if len(s.unread.keys) != 3 || len(s.unread.oldest) != 3 {
-			t.Errorf("%d keys", len(s.unread.keys))
+			t.Errorf("%d keys are kept in %d, want 3", len(s.unread.keys), len(s.unread.oldest))
 		}
 	})
 }
 
+// TestRecordsAreCopies: a record that was read does not change with the store.
 func TestRecordsAreCopies(t *testing.T) {
 	s := New(Config{})
 	b := unread.NewFollowService(s)
@@ -531,18 +544,20 @@ func TestADirectoryKeepsItsHashKey(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		defer s.Close()
 		k, err := s.HashKey()
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		return string(k)
 	}
 
 	dir := t.TempDir()
 	first := key(dir)
 	if again := key(dir); again != first || first == "" {
-		t.Error("the key changed")
+		t.Errorf("the key of the directory was %s, and is %s", first, again)
 	}
 
 	if key(t.TempDir()) == first {
@@ -550,12 +565,14 @@ func TestADirectoryKeepsItsHashKey(t *testing.T) {
 	}
 }
 
-// Users are found by their hashes. So a directory with users but without a key gets no new key, which would lose them.
+// Stored users are found by their hashes. So a directory with users, but without the key of the hashes, gets no new
+// key: with it the users would be lost.
 func TestUsersWithoutAHashKeyAreRefused(t *testing.T) {
 	s, err := Open(t.TempDir(), Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer s.Close()
 	err = s.unread.disk.db.Update(func(tx *bbolt.Tx) error {
 		return tx.Bucket(recordsBucket).Put([]byte("user"), []byte("record"))
@@ -565,6 +582,6 @@ func TestUsersWithoutAHashKeyAreRefused(t *testing.T) {
 	}
 
 	if key, err := s.HashKey(); err == nil {
-		t.Errorf("a new key: %x", key)
+		t.Errorf("the directory got a new key: %x", key)
 	}
 }

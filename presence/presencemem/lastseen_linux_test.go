@@ -45,7 +45,7 @@ func wantSeen(t *testing.T, when string, s *Store, users []presence.User, want .
 	}
 }
 
-// stored returns how many times of last presence the file has.
+// stored returns how many departures the file has.
 func stored(t *testing.T, s *Store) (n int) {
 	t.Helper()
 	err := s.unread.disk.db.View(func(tx *bbolt.Tx) error {
@@ -87,7 +87,7 @@ func TestLastSeenOverRestarts(t *testing.T) {
 	want := []time.Time{now.Add(-time.Second), never, never, now}
 	wantSeen(t, "one too many, and one is erased", s, users, want...)
 	if n := stored(t, s); n != 2 {
-		t.Errorf("the file has %d entries, want 2", n)
+		t.Errorf("the file has %d departures, want 2", n)
 	}
 
 	s = restart(s, Config{LastSeen: time.Hour, MaxLastSeen: 1})
@@ -101,7 +101,7 @@ func TestLastSeenOverRestarts(t *testing.T) {
 
 	s = restart(s, Config{})
 	if n := stored(t, s); n != 0 {
-		t.Errorf("without the setting the file has %d entries", n)
+		t.Errorf("without the setting the file has %d departures, want none", n)
 	}
 
 	// A departure without the setting is not kept for a later start with it.
@@ -116,12 +116,12 @@ func TestLastSeenExpires(t *testing.T) {
 	s := New(Config{LastSeen: time.Minute})
 	depart(t, s, presence.Departure{User: 1, At: time.Now().Add(-2 * time.Minute)})
 	if n := s.seen.users.Len(); n != 0 {
-		t.Errorf("%d departures are kept", n)
+		t.Errorf("%d departures are kept, want none", n)
 	}
 }
 
-// A process is killed, and its successor starts too late to go on counting the users. They were last seen at the time
-// of the kill.
+// A process is killed, and its successor starts too late to count its users further. They were last seen at the time of
+// the kill.
 func TestLastSeenOfThosePresentAtACrash(t *testing.T) {
 	dir := t.TempDir()
 	s := openSeen(t, dir, Config{LastSeen: time.Hour})
@@ -140,7 +140,7 @@ func TestLastSeenOfThosePresentAtACrash(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Within the timeout the user is still present, and so was not last seen at any time.
+	// Within the timeout the user is still present, and so has no time of departure.
 	for later, known := range map[time.Duration]bool{
 		30 * time.Second: false, 10 * time.Minute: true, 2 * time.Hour: true,
 	} {
@@ -151,15 +151,15 @@ func TestLastSeenOfThosePresentAtACrash(t *testing.T) {
 
 		times, err := next.LastSeen(t.Context(), []presence.User{1})
 		if err != nil || times[0].IsZero() == known {
-			t.Errorf("%s later: %v, %v; known: %t", later, times, err, known)
+			t.Errorf("a successor %s later has %v, %v; want a known time: %t", later, times, err, known)
 		}
 		if known && (times[0].Before(before) || times[0].After(time.Now())) {
-			t.Errorf("%s later: %v, which is not the time of the crash", later, times)
+			t.Errorf("a successor %s later has %v, want the time of the crash", later, times)
 		}
 	}
 }
 
-// An erasure that cannot be written is refused, and nothing is lost meanwhile.
+// An erasure that cannot be written is refused, and meanwhile nothing is lost.
 func TestLastSeenOnAFullDisk(t *testing.T) {
 	dir, at := t.TempDir(), time.Now().Truncate(time.Second)
 	s := openSeen(t, dir, Config{LastSeen: time.Hour})
@@ -170,16 +170,16 @@ func TestLastSeenOnAFullDisk(t *testing.T) {
 	}
 	mend := breakFile(t, dir)
 	if err := s.ForgetSeen(t.Context(), 1); !errors.Is(err, presence.ErrUnavailable) {
-		t.Errorf("erased on a full disk: %v", err)
+		t.Errorf("an erasure on a full disk returns %v, want ErrUnavailable", err)
 	}
 
-	// A departure is written later, so it is accepted.
+	// A departure is accepted: it may be written later.
 	depart(t, s, presence.Departure{User: 3, At: at})
 	wantSeen(t, "on a full disk", s, []presence.User{2, 3}, at, at)
 
 	mend()
 	if err := s.ForgetSeen(t.Context(), 1); err != nil {
-		t.Errorf("erased again: %v", err)
+		t.Errorf("when there is room again the erasure returns %v", err)
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
@@ -190,6 +190,7 @@ func TestLastSeenOnAFullDisk(t *testing.T) {
 	wantSeen(t, "restarted", s, []presence.User{1, 2, 3}, time.Time{}, at, at)
 }
 
+// TestLastSeenThatCannotBeRead: malformed departures are dropped.
 func TestLastSeenThatCannotBeRead(t *testing.T) {
 	dir := t.TempDir()
 	s := openSeen(t, dir, Config{LastSeen: time.Hour})
@@ -207,6 +208,6 @@ func TestLastSeenThatCannotBeRead(t *testing.T) {
 	s = openSeen(t, dir, Config{LastSeen: time.Hour})
 	defer s.Close()
 	if n := stored(t, s); n != 0 {
-		t.Errorf("the file has %d entries", n)
+		t.Errorf("the file has %d departures, want none", n)
 	}
 }

@@ -42,8 +42,8 @@ func (c *crowd) set(page string, users int64, arrivals ...presence.User) {
 	}
 }
 
-// text returns the minutes of a page, oldest first, each as the greatest count, a + and the joins. The number of all
-// visitors is last.
+// text returns the minutes of a page, oldest first, each as the greatest count, a + and the joins, and then the number
+// of all visitors.
 func text(t *testing.T, s *Store, page string, last int, users int64) string {
 	t.Helper()
 	now := time.Now()
@@ -65,6 +65,7 @@ func text(t *testing.T, s *Store, page string, last int, users int64) string {
 	return out + fmt.Sprint(a.Visitors)
 }
 
+// TestMinutesFollowEachOther: each minute has its greatest count and its joins. An hour of minutes is kept.
 func TestMinutesFollowEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Config{PageStats: time.Hour})
@@ -80,7 +81,7 @@ func TestMinutesFollowEachOther(t *testing.T) {
 		c.set("p", 1, 1)
 
 		if is := text(t, s, "p", 5, 1); is != "0+0 2+2 1+0 3+2 1+1 4" {
-			t.Error(is)
+			t.Errorf("the minutes are %q", is)
 		}
 
 		// The oldest minutes are forgotten.
@@ -90,18 +91,19 @@ func TestMinutesFollowEachOther(t *testing.T) {
 		}
 
 		if n := len(s.history.pages["p"].minutes); n > 62 {
-			t.Errorf("%d minutes are kept of an hour", n)
+			t.Errorf("%d minutes of one hour are kept, want 62 at most", n)
 		}
 
 		c.set("p", 0)
 		time.Sleep(2 * time.Hour)
 		c.set("q", 1)
 		if s.history.pages["p"] != nil {
-			t.Error("a page that was left two hours ago still remembers")
+			t.Error("a page that was left two hours ago still has minutes")
 		}
 	})
 }
 
+// TestMinutesAreBounded: beyond the bound of memory the minutes of the pages that changed longest ago are forgotten.
 func TestMinutesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most = 100_000
@@ -119,18 +121,19 @@ func TestMinutesAreBounded(t *testing.T) {
 				s.history.bytes, len(s.history.pages), most)
 		}
 
-		// The size that is compared with the bound is the sum of the pages.
+		// The size that is compared with the bound is the sum of the sizes of the pages.
 		sum := 0
 		for _, r := range s.history.pages {
 			sum += r.bytes
 		}
 
 		if sum != s.history.bytes || s.history.order.Len() != len(s.history.pages) {
-			t.Errorf("the pages have %d bytes, the history says %d", sum, s.history.bytes)
+			t.Errorf("the pages have %d bytes, and the history counts %d", sum, s.history.bytes)
 		}
 	})
 }
 
+// TestDirectoryKeepsMinutes: minutes survive a restart, and a kill but for the running minute.
 func TestDirectoryKeepsMinutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "d")
@@ -161,25 +164,25 @@ func TestDirectoryKeepsMinutes(t *testing.T) {
 		time.Sleep(time.Minute)
 
 		if is := text(t, s, "p", 5, 4); is != "2+2 3+2 3+0 4+1 4+0 5" {
-			t.Errorf("after a restart: %s", is)
+			t.Errorf("after a restart the minutes are %q", is)
 		}
 		if is := text(t, s, "q", 5, 0); is != "1+1 1+0 0+0 0+0 0+0 1" {
-			t.Errorf("nobody came back to this page: %s", is)
+			t.Errorf("without users since the restart the minutes are %q", is)
 		}
 
 		// A killed process has written all minutes but the running one.
 		time.Sleep(2 * time.Second)
 		s.writeMinutes(false)
-		s.unread.disk.db.Close() // nothing is written any more
+		s.unread.disk.db.Close() // from here on nothing is written
 		defer s.Close()
 
 		time.Sleep(time.Minute)
 		s = open()
 		if is := text(t, s, "p", 6, 0); is != "2+2 3+2 3+0 4+1 4+0 0+0 5" {
-			t.Errorf("after a kill: %s", is)
+			t.Errorf("after a kill the minutes are %q", is)
 		}
 
-		// After two hours the former pages are forgotten, in the file as well.
+		// After two hours these pages are forgotten, in the file as well.
 		newCrowd(t, s).set("p", 0)
 		time.Sleep(2 * time.Hour)
 		newCrowd(t, s).set("r", 1)

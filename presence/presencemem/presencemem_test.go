@@ -87,7 +87,7 @@ func TestEmptyPagesAreForgotten(t *testing.T) {
 		set("young", 0)
 
 		if !known(t, s, "old") {
-			t.Fatal("old was forgotten before its hour was over")
+			t.Fatal("the page old was forgotten within an hour")
 		}
 
 		time.Sleep(2 * time.Minute)
@@ -96,7 +96,7 @@ func TestEmptyPagesAreForgotten(t *testing.T) {
 			t.Fatal("want old forgotten after an hour, the others not")
 		}
 
-		// Beyond the bound of three, the page that was left longest ago is forgotten early.
+		// At the bound of three pages, the one that was left longest ago is forgotten early.
 		for i := range 3 {
 			set(fmt.Sprint("more", i), 1)
 			set(fmt.Sprint("more", i), 0)
@@ -107,7 +107,7 @@ func TestEmptyPagesAreForgotten(t *testing.T) {
 		}
 
 		if back := set("old", 1); !back.Newer(first) {
-			t.Fatalf("old came back as %s after %s", back.Version, first.Version)
+			t.Fatalf("the page old came back with version %s, want one newer than %s", back.Version, first.Version)
 		}
 	})
 }

@@ -17,7 +17,7 @@ import (
 	"headcount/presence"
 )
 
-// After a restart the same users are present, and a damaged file is refused.
+// After a restart the same users are present. A damaged file is refused.
 func TestPresentIsReadAsItWasWritten(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := New(Config{Partitions: 4})
@@ -28,9 +28,11 @@ func TestPresentIsReadAsItWasWritten(t *testing.T) {
 					presence.User(rapid.Uint64().Draw(rt, "user")),
 					rapid.StringMatching(`(\x1fshop\x1f)?[a-zé/ ]{1,20}`).Draw(rt, "page"),
 				}
+
 				s.partitions[id].members[m] = rapid.Int64().Draw(rt, "hold")
 			}
 		}
+
 		s.membersChanged = true
 		now := time.UnixMilli(rapid.Int64Range(0, 1<<42).Draw(rt, "now"))
 		if err := s.writePresent(now); err != nil {
@@ -47,25 +49,26 @@ func TestPresentIsReadAsItWasWritten(t *testing.T) {
 		if err != nil || !written.Equal(now) || len(partitions) != len(s.partitions) {
 			rt.Fatalf("%v, %d partitions of %s, want %s", err, len(partitions), written, now)
 		}
+
 		for id := range partitions {
 			if !maps.Equal(partitions[id], s.partitions[id].members) {
 				rt.Fatalf("partition %d: %v, want %v", id, partitions[id], s.partitions[id].members)
 			}
 		}
 
-		// Whatever is damaged or missing, the file is refused.
+		// Whichever byte is damaged or missing, the file is refused.
 		i := rapid.IntRange(0, len(b)-1).Draw(rt, "damaged byte")
 		b[i] ^= 1 << rapid.IntRange(0, 7).Draw(rt, "bit")
 		if _, _, err := parsePresent(b); err == nil {
-			rt.Fatalf("byte %d of %d is wrong, and nobody says so", i, len(b))
+			rt.Fatalf("byte %d of %d is wrong, and the file is accepted", i, len(b))
 		}
 		if _, _, err := parsePresent(b[:i]); err == nil {
-			rt.Fatalf("%d of %d bytes are read", i, len(b))
+			rt.Fatalf("the first %d of %d bytes are accepted as a file", i, len(b))
 		}
 	})
 }
 
-// A file that announces more members than it has takes no memory for them, and an invalid page is refused.
+// A file that announces more members than it has takes no memory for them, and a file with an invalid page is refused.
 func TestPresentThatCannotBe(t *testing.T) {
 	parse := func(body []byte) error {
 		sum := crc32.ChecksumIEEE(body)
@@ -92,7 +95,7 @@ func TestPresentThatCannotBe(t *testing.T) {
 	} {
 		body := append([]byte{0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 7, 0}, binary.AppendUvarint(nil, uint64(len(page)))...)
 		if err := parse(append(body, page...)); (err == nil) != can {
-			t.Errorf("%q: %v", page, err)
+			t.Errorf("a file with the page %q: %v; want it accepted: %t", page, err, can)
 		}
 	}
 }
@@ -102,12 +105,12 @@ func FuzzParsePresent(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		b := binary.BigEndian.AppendUint32([]byte(presentMagic), crc32.ChecksumIEEE(body))
 		if _, partitions, err := parsePresent(append(b, body...)); err == nil && len(partitions) > len(body) {
-			t.Fatalf("%d partitions of %d bytes", len(partitions), len(body))
+			t.Fatalf("%d partitions were read from %d bytes", len(partitions), len(body))
 		}
 	})
 }
 
-// Users who were present are remembered if the file is not older than the timeout, and holds until their end.
+// Users who were present are recalled if the file is not older than the timeout; holds are recalled until they end.
 func TestPresentIsRememberedForTheTimeout(t *testing.T) {
 	dir, now := t.TempDir(), time.Now()
 	hold := now.Add(150 * time.Second)
@@ -150,10 +153,10 @@ func TestPresentIsRememberedForTheTimeout(t *testing.T) {
 			t.Errorf("%s: %d members, want %d", name, got, tc.want)
 		}
 		if !s.membersChanged {
-			t.Errorf("%s: the file of another life would seem to hold", name)
+			t.Errorf("%s: the file of the former life would not be replaced", name)
 		}
 		if s.Recalled() != tc.recalled {
-			t.Errorf("%s: recalled: %t", name, s.Recalled())
+			t.Errorf("%s: Recalled is %t, want %t", name, s.Recalled(), tc.recalled)
 		}
 	}
 }
@@ -177,9 +180,10 @@ func TestPresentHoldsWhileNobodyMoves(t *testing.T) {
 	if err := s.writePresent(now.Add(10 * time.Minute)); err != nil {
 		t.Fatal(err)
 	}
+
 	after, err := os.ReadFile(filepath.Join(dir, presentFile))
 	if err != nil || !bytes.Equal(before, after) {
-		t.Errorf("the file was written again, %v", err)
+		t.Errorf("without a change the file was written again, %v", err)
 	}
 
 	for later, want := range map[time.Duration]bool{
@@ -189,11 +193,11 @@ func TestPresentHoldsWhileNobodyMoves(t *testing.T) {
 		back.dir = dir
 		back.loadPresent(now.Add(later))
 		if back.Recalled() != want {
-			t.Errorf("%s after it was written, recalled: %t", later, !want)
+			t.Errorf("%s after the write Recalled is %t, want %t", later, !want, want)
 		}
 	}
 
-	// If somebody removes the file, the next write makes it anew.
+	// If the file was removed, the next write makes it anew.
 	if err := os.Remove(filepath.Join(dir, presentFile)); err != nil {
 		t.Fatal(err)
 	}
@@ -205,19 +209,19 @@ func TestPresentHoldsWhileNobodyMoves(t *testing.T) {
 	}
 }
 
-// A failed write of the file does no other harm, and the file is written as soon as that works again.
+// If the file cannot be written, there is an error and no other harm, and later it is written again.
 func TestPresentThatCannotBeWritten(t *testing.T) {
 	s := New(Config{})
 	s.dir = t.TempDir()
 	s.membersChanged = true
-	// A directory with the name of the temporary file makes each write fail.
+	// A directory that has the name of the temporary file makes each write fail.
 	inTheWay := filepath.Join(s.dir, presentFile+".new")
 	if err := os.Mkdir(inTheWay, 0o700); err != nil {
 		t.Fatal(err)
 	}
 
 	if err := s.writePresent(time.Now()); err == nil {
-		t.Fatal("no error")
+		t.Fatal("writePresent returns no error, though it cannot write")
 	}
 
 	if err := os.Remove(inTheWay); err != nil {

@@ -34,7 +34,7 @@ func newAnswered(t rapid.TB, dir string) *answered {
 	return &answered{Store: s, claims: claims}
 }
 
-// write makes a change, and returns when it is acknowledged.
+// write makes a change, which must be acknowledged.
 func (a *answered) write(t rapid.TB, partition int, c presence.Change) {
 	t.Helper()
 	a.sequence++
@@ -52,7 +52,7 @@ func wantRecalled(t rapid.TB, when string, dir string, s *Store) {
 	next.dir = dir
 	next.loadPresent(time.Now())
 	if !next.Recalled() {
-		t.Fatalf("%s: nobody is recalled", when)
+		t.Fatalf("%s: Recalled is false", when)
 	}
 
 	for id := range s.partitions {
@@ -62,8 +62,8 @@ func wantRecalled(t rapid.TB, when string, dir string, s *Store) {
 	}
 }
 
-// Whenever a process is killed, its directory has all acknowledged changes, also between the replacement of the file
-// and that of its log.
+// A process may be killed at any moment, also between the replacement of the file and that of its log. Its directory
+// has all acknowledged changes.
 func TestWhatWasAnsweredIsRecalled(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		dir := t.TempDir()
@@ -102,12 +102,12 @@ func TestWhatWasAnsweredIsRecalled(t *testing.T) {
 				if err := a.writePresent(time.Now()); err != nil {
 					rt.Fatal(err)
 				}
-			case "half a write": // the new file, and the log of the old one
+			case "half a write": // the new file and the log of the old one
 				if err := a.writePresent(time.Now()); err != nil {
 					rt.Fatal(err)
 				}
 
-				// A process that is killed between the two replacements leaves the new file beside the log of the old
+				// A kill between the two replacements leaves the new file beside the log of the old
 				// one.
 				between := t.TempDir()
 				present, err := os.ReadFile(filepath.Join(dir, presentFile))
@@ -125,7 +125,7 @@ func TestWhatWasAnsweredIsRecalled(t *testing.T) {
 	})
 }
 
-// Changes during the write of the file are in the log that continues it.
+// Changes that are made while the file is written are in the log that continues it.
 func TestChangesWhileTheFileIsWrittenAreRecalled(t *testing.T) {
 	dir := t.TempDir()
 	a := newAnswered(t, dir)
@@ -147,7 +147,7 @@ func TestChangesWhileTheFileIsWrittenAreRecalled(t *testing.T) {
 	wantRecalled(t, "when it is replaced", dir, a.Store)
 }
 
-// A departure survives a kill, and so does its erasure.
+// A departure outlives a kill, and so does its erasure.
 func TestDeparturesAreRecalled(t *testing.T) {
 	dir := t.TempDir()
 	cfg := Config{Partitions: 3, PresenceTimeout: time.Minute, LastSeen: time.Hour}
@@ -179,7 +179,7 @@ func TestDeparturesAreRecalled(t *testing.T) {
 	wantRecalledSeen(cfg, time.Time{}, time.Time{})
 }
 
-// A kill may tear the last record, which was not acknowledged. All records before it are recalled.
+// A kill may tear the last record of the log, which was not acknowledged. All records before it are recalled.
 func TestATornRecordIsIgnored(t *testing.T) {
 	dir := t.TempDir()
 	a := newAnswered(t, dir)
@@ -212,7 +212,7 @@ func TestATornRecordIsIgnored(t *testing.T) {
 			next.dir = dir
 			next.loadPresent(time.Now())
 
-			// A record is recalled if the file has it to its end.
+			// A record is recalled if the file has all of it.
 			want := 0
 			for want+1 < len(ends) && ends[want+1] <= size {
 				want++
@@ -224,8 +224,8 @@ func TestATornRecordIsIgnored(t *testing.T) {
 	}
 }
 
-// If a change cannot be logged, nobody is recalled until the file is written again. Otherwise users would be recalled
-// who have left.
+// If a change cannot be logged, no user is recalled until the file is written again: otherwise users who have left
+// would be recalled.
 func TestAChangeThatCannotBeLogged(t *testing.T) {
 	dir := t.TempDir()
 	a := newAnswered(t, dir)
@@ -237,11 +237,11 @@ func TestAChangeThatCannotBeLogged(t *testing.T) {
 		next.dir = dir
 		next.loadPresent(time.Now())
 		if next.Recalled() || len(next.partitions[0].members) != 0 {
-			t.Fatalf("%s: %v is recalled", when, next.partitions[0].members)
+			t.Fatalf("%s: %v are recalled, want nobody", when, next.partitions[0].members)
 		}
 	}
 
-	// Every write to the log fails from now on.
+	// From now on every write to the log fails.
 	_ = a.log.file.Close()
 	a.write(t, 0, presence.Change{Members: []presence.MemberChange{here}})
 	nobody("a change was not logged")
@@ -253,7 +253,7 @@ func TestAChangeThatCannotBeLogged(t *testing.T) {
 	}
 
 	if err := a.writePresent(time.Now()); err == nil {
-		t.Fatal("no error")
+		t.Fatal("writePresent returns no error, though it cannot make a log")
 	}
 	nobody("the file has no log")
 

@@ -17,8 +17,8 @@ func numberedUser(n int) (u unread.User) {
 	return u
 }
 
-// TestRecordsWithoutFollowsAreForgotten: anybody may end follows that do not exist, for ever new users. What is kept of
-// them is bounded in time and number. A user who follows something is never forgotten.
+// TestRecordsWithoutFollowsAreForgotten: anybody may end follows that do not exist, for new users without end. Records
+// without follows are bounded in time and number. The record of a user who follows something is never forgotten.
 func TestRecordsWithoutFollowsAreForgotten(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) *Store{
 		"memory":         func(*testing.T) *Store { return New(Config{}) },
@@ -39,7 +39,7 @@ func TestRecordsWithoutFollowsAreForgotten(t *testing.T) {
 					}
 				}
 
-				// One user follows the page, one has ended the follow, and many others end what they never began.
+				// One user follows the page, one has ended the follow, and many others end follows that never existed.
 				follower, former := numberedUser(0), numberedUser(1)
 				must(follows.Unfollow(t.Context(), follower, "p"))
 				must(follows.Follow(t.Context(), follower, "p"))
@@ -53,10 +53,10 @@ func TestRecordsWithoutFollowsAreForgotten(t *testing.T) {
 
 				time.Sleep(unread.EmptyFor - time.Minute)
 				if _, updated, err := follows.Unread(t.Context(), former); err != nil || updated.IsZero() {
-					t.Errorf("the time of a change is forgotten before %s: %v", unread.EmptyFor, err)
+					t.Errorf("the time of the last change was forgotten within %s: %v", unread.EmptyFor, err)
 				}
 
-				// The next write after that time forgets them.
+				// The next write after that time forgets the empty records.
 				time.Sleep(2 * time.Minute)
 				must(s.Change(t.Context(), "p", unread.Change{}))
 				if n := len(s.unread.records); n != 1 {
@@ -87,14 +87,16 @@ func TestRecordsWithoutFollowsAreFew(t *testing.T) {
 			_, err := d.save(numberedUser(n), unread.Record{}, unread.Record{})
 			return err
 		})
+
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	if n := len(s.unread.records); n > maxEmptyRecords {
 		t.Errorf("%d records without follows are kept, want at most %d", n, maxEmptyRecords)
 	}
 	if s.unread.records[numberedUser(maxEmptyRecords+9)] == nil {
-		t.Error("the newest is forgotten")
+		t.Error("the newest record is forgotten")
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"headcount/presence/minutes"
 )
 
-// A history of a page over many days, written by runs of remember.lua that are repeated at times, gives the same days
-// as package minutes makes of it.
+// Runs of remember.lua, some of them repeated, write the changes of a page over many days. The stored days are the same
+// as those that package minutes computes.
 func TestServerDaysAreThoseOfTheCalendar(t *testing.T) {
 	const first, days, keep = 20_000, 40, 30
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), PageStats: time.Hour, PageDays: keep})
@@ -25,6 +25,7 @@ func TestServerDaysAreThoseOfTheCalendar(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	rnd := rand.New(rand.NewPCG(3, 4))
 	want := &minutes.Calendar{}
 	page := "days"
@@ -32,7 +33,7 @@ func TestServerDaysAreThoseOfTheCalendar(t *testing.T) {
 	m := &s.minutes
 
 	var calls []*scriptRun
-	users, area, until := int64(0), int64(0), int64(0) // the area of the day, up to until (ms)
+	users, area, until := int64(0), int64(0), int64(0) // users times ms in this day, up to until
 	visits := map[visit]*minutes.Visits{}
 	for minute := int64(first) * minutes.MinutesOfDay; minute < (first+days)*minutes.MinutesOfDay; {
 		most := users
@@ -59,6 +60,7 @@ func TestServerDaysAreThoseOfTheCalendar(t *testing.T) {
 			want.Count(users, now)
 			most = max(most, users)
 		}
+
 		area, until = since(area, until, (minute+1)*60_000-1, users), (minute+1)*60_000-1
 		end := area + users
 		entry := binary.BigEndian.AppendUint32(nil, uint32(minute))
@@ -78,11 +80,13 @@ func TestServerDaysAreThoseOfTheCalendar(t *testing.T) {
 		}
 		minute += max(1, pause)
 	}
+
 	for part := range slices.Chunk(calls, 50) {
 		again := make([]*scriptRun, 0, 2*len(part))
 		for _, cl := range part {
 			again = append(again, &scriptRun{Script: cl.Script, Keys: cl.Keys, Args: cl.Args})
 		}
+
 		for range 1 + rnd.IntN(2) { // a run whose answer was lost is repeated
 			if err := s.conn.Run(t.Context(), again); err != nil {
 				t.Fatal(err)
@@ -94,11 +98,13 @@ func TestServerDaysAreThoseOfTheCalendar(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	want.Trim(want.At() - keep)
 	must, err := want.Days(0)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for i, d := range must {
 		if i >= len(is) {
 			break
@@ -111,19 +117,21 @@ func TestServerDaysAreThoseOfTheCalendar(t *testing.T) {
 		off := got.Presence - d.Presence
 		got.Presence = d.Presence
 		if got != d || max(off, -off) > 60_000 {
-			t.Errorf("day %d: %+v and %d ms, want %+v", i, is[i], off, d)
+			t.Errorf("day %d is %+v, off by %d ms, want %+v", i, is[i], off, d)
 		}
 	}
+
 	if len(is) != len(must) || len(is) < 20 {
 		t.Errorf("%d days, want %d", len(is), len(must))
 	}
+
 	left := c.TTL(t.Context(), at(t, s).daysKey(bucket, page)).Val()
 	if left < keep*24*time.Hour || c.Exists(t.Context(), at(t, s).spareKey(bucket)).Val() > 0 {
-		t.Errorf("the days expire in %s", left)
+		t.Errorf("the days expire in %s, or the spare key exists", left)
 	}
 }
 
-// since is the area of the day of at, in ms.
+// since returns users times ms between until and at, as far as that is in the day of at.
 func since(area, until, at, users int64) int64 {
 	const day = 24 * 60 * 60 * 1000
 	if midnight := at - at%day; until < midnight {
@@ -132,27 +140,31 @@ func since(area, until, at, users int64) int64 {
 	return area + users*(at-until)
 }
 
-// A count that stayed over midnights is in all days between, though no script ran in them.
+// A count that stays over midnights is part of all days in between, though no script ran in them.
 func TestServerDaysWithoutAChange(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{
 		Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour,
 		PageDays: 400, Partitions: 1,
 	})
+
 	claims, err := s.Claim(t.Context(), "n", []int{0}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	set := func(users int64) {
 		t.Helper()
 		change := presence.Change{
 			Claim: claims[0], Sequence: uint64(time.Now().UnixNano()),
 			Counts: []presence.PageUsers{{Page: "p", Users: users}},
 		}
+
 		if o := s.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
 			t.Fatal(o[0].Err)
 		}
 	}
+
 	key := at(t, s).pagePrefix(presence.Bucket("p", s.cfg.Buckets)) + "p"
 	points := func() (list []minutes.Point) {
 		t.Helper()
@@ -161,26 +173,31 @@ func TestServerDaysWithoutAChange(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		days, err := s.Days(t.Context(), "p", q.From/minutes.MinutesOfDay)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		counts, err := s.Counts(t.Context(), []string{"p"})
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		return q.AnswerDays("p", days, counts[0].Users, now).Points
 	}
+
 	check := func(when string) {
 		t.Helper()
 		list := points()
 		if n := len(list); n != 5 || list[2].PersonMinutes != 3*1440 || list[3].PersonMinutes != 3*1440 ||
 			list[3].Avg != 3 || list[2].Max != 3 || list[0].Max != 0 {
 			for _, p := range list {
-				t.Errorf("%s: %+v %+v", when, p, *p.OfDay)
+				t.Errorf("%s: the point is %+v %+v", when, p, *p.OfDay)
 			}
 		}
 	}
+
 	set(3)
 	older(t, server, key, 3*minutes.MinutesOfDay)
 	check("before the next change")
@@ -190,18 +207,20 @@ func TestServerDaysWithoutAChange(t *testing.T) {
 	})
 	check("after it")
 	if list := points(); list[4].Max != 7 {
-		t.Errorf("the running day has at most %d users", list[4].Max)
+		t.Errorf("the maximum of the running day is %d, want 7", list[4].Max)
 	}
-	older(t, server, key, 2) // the minute of this change ends
+
+	older(t, server, key, 2) // as if the minute of this change had ended
 	set(1)
 	testkit.Eventually(t, "the day is begun", func() bool {
 		list, err := s.Days(t.Context(), "p", 0)
 		return err == nil && len(list) == 2 && list[0].Last == 3
 	})
+
 	check("the day is begun")
 }
 
-// A year of 10,000 pages takes 50 MB of Redis: the days of a page at place n have a share of 1/n of the visitors.
+// A year of 10,000 pages takes 50 MB of Redis at most. The page at place n of the ranking has 1/n of the visitors.
 func TestServerAYearOfPagesTakes50MB(t *testing.T) {
 	const pages, days = 10_000, 400
 	server := redistest.Start(t)
@@ -210,6 +229,7 @@ func TestServerAYearOfPagesTakes50MB(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	used := func() (n int64) {
 		t.Helper()
 		for line := range strings.Lines(c.Info(t.Context(), "memory").Val()) {
@@ -217,11 +237,14 @@ func TestServerAYearOfPagesTakes50MB(t *testing.T) {
 				n, err = strconv.ParseInt(text, 10, 64)
 			}
 		}
+
 		if err != nil || n == 0 {
 			t.Fatal("the memory is not known", err)
 		}
+
 		return n
 	}
+
 	before, keys := used(), at(t, s)
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for page := range pages {
@@ -234,30 +257,35 @@ func TestServerAYearOfPagesTakes50MB(t *testing.T) {
 			})
 			last = 20_000 + day
 		}
+
 		name := "/articles/" + strconv.Itoa(page)
 		key := keys.daysKey(presence.Bucket(name, s.cfg.Buckets), name)
 		if err := c.Set(t.Context(), key, string(make([]byte, dayHead))+string(past), time.Hour).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	is := used() - before
 	t.Logf("%.1f MB, %.1f bytes a day", float64(is)/1e6, float64(is)/pages/days)
 	if is > 50e6 {
-		t.Errorf("%d bytes", is)
+		t.Errorf("a year of days takes %d bytes, want 50e6 at most", is)
 	}
 }
 
-// An older release carries the area of a page along: over midnight it is still that of the day before.
+// A process of an older release carries the area of a page along, so after midnight its area is still that of the day
+// before.
 func TestServerDaysBesideAnOlderRelease(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{
 		Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "us", Secret: "k"}, PageStats: time.Hour,
 		PageDays: 400, Partitions: 1, Peers: []string{"eu"},
 	})
+
 	claims, err := s.Claim(t.Context(), "n", []int{0}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	b := presence.Bucket("p", s.cfg.Buckets)
 	key := at(t, s).pagePrefix(b) + "p"
 	set := func(users int64) {
@@ -266,18 +294,22 @@ func TestServerDaysBesideAnOlderRelease(t *testing.T) {
 			Claim: claims[0], Sequence: uint64(time.Now().UnixNano()), Complete: true,
 			Counts: []presence.PageUsers{{Page: "p", Users: users}},
 		}
+
 		if o := s.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
 			t.Fatal(o[0].Err)
 		}
 	}
+
 	today := func() time.Duration {
 		t.Helper()
 		days, err := s.Days(t.Context(), "p", 0)
 		if err != nil || len(days) == 0 {
 			t.Fatal(days, err)
 		}
+
 		return time.Duration(days[len(days)-1].Presence) * time.Millisecond
 	}
+
 	area := func(day int64, millis int64, pairs string) {
 		t.Helper()
 		text := server.Do(t, "GET", key).(string)
@@ -289,22 +321,25 @@ func TestServerDaysBesideAnOlderRelease(t *testing.T) {
 		}
 		server.Do(t, "SET", key, text[:n]+fmt.Sprintf("_ 0 %05d %015d;", day, millis)+pairs)
 	}
+
 	day := minutes.DayOf(time.Now())
 
 	set(5)
 	area(day-1, 900_000_000, "")
 	set(6)
 	if is := today(); is > time.Minute {
-		t.Errorf("the area of yesterday counts today: %s", is)
+		t.Errorf("the area of yesterday was added to today: %s", is)
 	}
+
 	area(day, 900_000_000, "")
 	set(7)
 	if is := today(); is < 900_000*time.Second {
-		t.Errorf("the area of today is lost: %s", is)
+		t.Errorf("the area of today was lost: %s", is)
 	}
-	area(day, 950_000_000, "eu 1700000000000 4 1;") // behind the area, as the older release puts it
+
+	area(day, 950_000_000, "eu 1700000000000 4 1;") // the pair follows the area, as in the older release
 	set(8)
 	if is := today(); is < 950_000*time.Second {
-		t.Errorf("the area before a pair is lost: %s", is)
+		t.Errorf("the area in front of a pair was lost: %s", is)
 	}
 }

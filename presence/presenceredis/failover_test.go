@@ -13,8 +13,8 @@ import (
 	"headcount/presence"
 )
 
-// failover writes counts, makes a master fail, and then reacts as nodes do: they see another generation, or ErrLost,
-// and write everything again.
+// failover writes counts, makes a master fail, and then does what nodes do when they see another generation or ErrLost:
+// it writes everything again.
 func failover(t *testing.T, url string, kill func()) {
 	c := start(t, open(t, url))
 
@@ -41,7 +41,7 @@ func failover(t *testing.T, url string, kill func()) {
 			return
 		}
 
-		// What was published while the subscription was away is lost, so the bucket's counts are read.
+		// What was published while there was no subscription is lost, so the bucket's counts are read.
 		var mine []string
 		for _, page := range pages {
 			if presence.Bucket(page, presence.DefaultBuckets) == p.Bucket {
@@ -77,7 +77,7 @@ func failover(t *testing.T, url string, kill func()) {
 	testkit.Eventually(t, "everything to be written again", func() bool { return c.tryClaim(true) == nil })
 	// No version from before the failover is assigned again.
 	c.right(before)
-	// The watcher's subscription has moved, too: it learns of a later change.
+	// The watcher's subscription has moved to the new master: it receives a later change.
 	c.users[pages[5]][3] = 40
 	testkit.Eventually(t, "a write", func() bool { return c.try(3, pages[5], 40).Err == nil })
 

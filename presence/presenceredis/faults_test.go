@@ -49,6 +49,7 @@ func (c *cluster) tryClaim(again bool) error {
 	if err != nil {
 		return err
 	}
+
 	c.claims = claims
 	c.seq++
 
@@ -66,11 +67,12 @@ func (c *cluster) tryClaim(again bool) error {
 		}
 	}
 
-	// A claim is of no use without all partitions, so any failed write makes the caller claim again.
+	// If any of the writes failed, the caller has to claim again.
 	var errs []error
 	for _, o := range c.s.Write(c.t.Context(), changes) {
 		errs = append(errs, o.Err)
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -126,10 +128,10 @@ func (c *cluster) right(before map[string]presence.Count) {
 
 		got := counts(c.t, c.s, page)[0]
 		if got.Users != want || got.Stale {
-			c.t.Errorf("%q: %+v, want %d", page, got, want)
+			c.t.Errorf("%q is %+v, want %d and not stale", page, got, want)
 		}
 		if old, ok := before[page]; ok && !got.Newer(old) {
-			c.t.Errorf("%q: version %s after %s", page, got.Version, old.Version)
+			c.t.Errorf("%q has version %s, want one newer than %s", page, got.Version, old.Version)
 		}
 	}
 }
@@ -175,8 +177,8 @@ func TestServerEmptiedRedisIsFilledAgain(t *testing.T) {
 			if err != nil || after == gen {
 				t.Fatalf("generation %d after %d, %v", after, gen, err)
 			}
-			if name != "one master of three" { // there, it is chance which master has page 5
-				// An owner must notice the loss, and no reader may take 0 for the count.
+			if name != "one master of three" { // in the Cluster, page 5 may be at any of the masters
+				// The owner must notice the loss, and a reader must not take 0 for the right count.
 				if o := c.try(5, "page 5", 9); !errors.Is(o.Err, presence.ErrLost) {
 					t.Fatalf("a write after the loss: %v, want ErrLost", o.Err)
 				}
@@ -190,18 +192,19 @@ func TestServerEmptiedRedisIsFilledAgain(t *testing.T) {
 			c.claim(true)
 			c.right(before)
 
-			// Pages that nobody wrote again have no users. A page that comes back must not repeat a version.
+			// A page that is not written again has no users. When it comes back it must not repeat a version.
 			got := counts(t, c.s, "gone with the data")[0]
 			if got.Users != 0 || !got.Newer(before["gone with the data"]) {
-				t.Fatalf("a page nobody wrote again: %+v, want 0 and newer than %+v", got, before["gone with the data"])
+				t.Fatalf("a page that was not written again: %+v, want 0 and newer than %+v",
+					got, before["gone with the data"])
 			}
 
 			if got := counts(t, c.s, "never seen")[0]; got.Users != 0 || got.Stale {
-				t.Fatalf("a page nobody ever joined: %+v", got)
+				t.Fatalf("a page that was never joined: %+v, want 0 and not stale", got)
 			}
 
 			if back := c.set(3, "gone with the data", 1); !back.Newer(got) {
-				t.Fatalf("it came back as %+v after %+v", back, got)
+				t.Fatalf("the page came back as %+v, want a newer version than %+v", back, got)
 			}
 		})
 	}
@@ -219,7 +222,7 @@ func TestClockRegressedRedisIsRebuilt(t *testing.T) {
 	c.set(4, "left for good", 4)
 	server.Do(t, "SAVE")
 
-	// Versions grow beyond those of the dump, which must not be assigned a second time.
+	// Versions grow beyond those of the dump. None of them may be assigned again.
 	for i := range 50 {
 		c.set(1, "p", int64(i+10))
 	}
@@ -241,27 +244,27 @@ func TestClockRegressedRedisIsRebuilt(t *testing.T) {
 	}
 
 	delete(c.users, "left for good")
-	// As a process would that was suspended during the restart.
+	// The claims of a process that was suspended during the restart.
 	zombie := c.claims
 	c.claim(true)
 	c.right(before)
 
 	for _, page := range []string{"left since", "left for good"} {
 		if got := counts(t, c.s, page)[0]; got.Users != 0 || !got.Newer(before[page]) {
-			t.Errorf("%q, written by nobody since: %+v, want 0 and newer than %+v", page, got, before[page])
+			t.Errorf("%q, not written since: %+v, want 0 and newer than %+v", page, got, before[page])
 		}
 	}
 
-	// The claim from before the loss permits nothing any more.
+	// A claim from before the loss permits no write.
 	o := c.s.Write(t.Context(), []presence.Change{
 		{Claim: zombie[1], Sequence: 1000, Counts: []presence.PageUsers{{Page: "p", Users: 1}}},
 	})
 	if !errors.Is(o[0].Err, presence.ErrFenced) {
-		t.Errorf("a write of the claim before: %v, want ErrFenced", o[0].Err)
+		t.Errorf("a write under the former claim: %v, want ErrFenced", o[0].Err)
 	}
 }
 
-// A proxy may send processes to another server, and later back to the first one, which has older data by then.
+// A proxy may switch processes to another server, and later back to the first one, whose data is older by then.
 func TestServerAServerThatComesBackIsAnotherGeneration(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -277,7 +280,7 @@ func TestServerAServerThatComesBackIsAnotherGeneration(t *testing.T) {
 	c.right(before)
 }
 
-// While counts are being rebuilt, an owner that has not claimed its partition again writes nothing.
+// While counts are being rebuilt, an owner that has not claimed its partition again cannot write.
 func TestClockAnOldGenerationWritesNothing(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -304,11 +307,11 @@ func TestClockAnOldGenerationWritesNothing(t *testing.T) {
 		{Claim: claims[0], Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: 4}}},
 	})
 	if o[0].Err != nil || o[0].Counts[0].Users != 4 || !o[0].Counts[0].Stale {
-		t.Fatalf("the first write under the new one: %+v, want 4, stale", o[0])
+		t.Fatalf("the first write under the new claim: %+v, want 4, stale", o[0])
 	}
 }
 
-// After a loss, a process that claims its partitions again does not take those that another process has claimed since.
+// After a loss, a process that claims its partitions again does not get those that another process has claimed since.
 func TestServerANewerOwnerIsNotClaimedOver(t *testing.T) {
 	server := redistest.Single(t)
 	c, other := start(t, open(t, server.URL())), open(t, server.URL())
@@ -332,7 +335,7 @@ func TestServerANewerOwnerIsNotClaimedOver(t *testing.T) {
 			{Claim: tc.claim, Sequence: 1000, Counts: []presence.PageUsers{{Page: "p", Users: 1}}},
 		})
 		if o[0].Err != nil {
-			t.Errorf("a write %s: %v", what, o[0].Err)
+			t.Errorf("a write %s fails: %v", what, o[0].Err)
 		}
 	}
 
@@ -342,7 +345,8 @@ func TestServerANewerOwnerIsNotClaimedOver(t *testing.T) {
 	}
 }
 
-// The masters of a Cluster forget their scripts: the first call gets NOSCRIPT in the middle of its pipelines.
+// The masters of a Cluster forget their scripts, and the first call gets NOSCRIPT in the middle of its pipelines. It
+// succeeds all the same.
 func TestServerUnknownScriptsAreLoaded(t *testing.T) {
 	servers := redistest.ThreeMasters(t)
 	c := start(t, open(t, servers.URL()))
@@ -367,13 +371,13 @@ func TestServerUnknownScriptsAreLoaded(t *testing.T) {
 
 		for _, n := range o[0].Counts {
 			if n.Users != int64(round+1) {
-				t.Fatalf("%+v, want %d", n, round+1)
+				t.Fatalf("got %+v, want %d users", n, round+1)
 			}
 		}
 	}
 }
 
-// The connections of a watcher to all masters of a Cluster break.
+// The connections of a watcher to all masters of a Cluster break, and are made anew.
 func TestServerADeadSubscriptionIsMadeAnew(t *testing.T) {
 	servers := redistest.ThreeMasters(t)
 	c := start(t, open(t, servers.URL()))
@@ -410,7 +414,7 @@ func TestServerADeadSubscriptionIsMadeAnew(t *testing.T) {
 
 	testkit.Eventually(t, "Lost after the connections were killed", times(2))
 
-	// A write that is repeated with the same number of users is not published, so each attempt has one more.
+	// A write that repeats a number of users is not published, so each attempt has one more.
 	users := int64(0)
 	testkit.Eventually(t, "a publication on the new subscription", func() bool {
 		users++
@@ -421,7 +425,7 @@ func TestServerADeadSubscriptionIsMadeAnew(t *testing.T) {
 	})
 }
 
-// states receives the reports of a store on whether Redis answers.
+// states receives from a store whether Redis answers.
 type states chan bool
 
 func (s states) StoreState(up bool) { s <- up }
@@ -435,11 +439,11 @@ func TestClockRedisComesAndGoes(t *testing.T) {
 	s := open(t, server.URL(), func(c *presenceredis.Config) { c.OnState = states })
 
 	if _, err := s.Generation(t.Context()); !errors.Is(err, presence.ErrUnavailable) {
-		t.Fatalf("Generation before Redis is there: %v, want ErrUnavailable", err)
+		t.Fatalf("Generation before Redis runs: %v, want ErrUnavailable", err)
 	}
 	for i := range 10 {
 		if _, err := s.Counts(t.Context(), []string{"p"}); !errors.Is(err, presence.ErrUnavailable) {
-			t.Fatalf("Counts %d: %v, want ErrUnavailable", i, err)
+			t.Fatalf("call %d of Counts before Redis runs: %v, want ErrUnavailable", i, err)
 		}
 	}
 
@@ -451,12 +455,12 @@ func TestClockRedisComesAndGoes(t *testing.T) {
 				t.Fatalf("reported up=%t, want %t", got, up)
 			}
 		case <-time.After(testkit.Timeout):
-			t.Fatalf("up=%t is not reported", up)
+			t.Fatalf("up=%t was not reported in time", up)
 		}
 	}
 
 	server.Restart(t)
-	want(true) // though nobody calls
+	want(true) // without any call
 
 	c := start(t, s)
 	c.set(1, "p", 2)
@@ -464,24 +468,24 @@ func TestClockRedisComesAndGoes(t *testing.T) {
 
 	var begin *testkit.Stopwatch
 	testkit.Eventually(t, "writes to fail at once", func() bool {
-		// Only the last attempt counts: by then the store knows that Redis is gone.
+		// Only the time of the last attempt counts: then the store knows that Redis is gone.
 		begin = testkit.NewStopwatch(t)
 		o := c.try(1, "p", 3)
 		if !errors.Is(o.Err, presence.ErrUnavailable) {
-			t.Fatalf("Write without Redis: %v", o.Err)
+			t.Fatalf("Write without Redis: %v, want ErrUnavailable", o.Err)
 		}
 		return len(states) > 0
 	})
 
 	if took := begin.Elapsed(); took > time.Second {
-		t.Errorf("a write without Redis took %s", took)
+		t.Errorf("a write without Redis took %s, want 1s at most", took)
 	}
 	want(false)
 	server.Restart(t)
 	want(true)
 
 	if o := c.try(1, "p", 3); !errors.Is(o.Err, presence.ErrLost) {
-		t.Fatalf("a write into a Redis that is back and empty: %v, want ErrLost", o.Err)
+		t.Fatalf("a write into a Redis that came back empty: %v, want ErrLost", o.Err)
 	}
 
 	c.claim(true)
@@ -500,7 +504,7 @@ func TestServerForeignDataIsNamed(t *testing.T) {
 		presenceredis.BucketKey(b, "c:p"), presenceredis.BucketKey(b, "f"), presenceredis.BucketKey(b, "s"),
 		presenceredis.BucketKey(b, "r"),
 	} {
-		// A key that exists is kept aside, because the test needs its data afterwards.
+		// An existing key is renamed meanwhile: the test needs its data afterwards.
 		was, _ := server.Do(t, "EXISTS", key).(int64)
 		if was == 1 {
 			server.Do(t, "RENAME", key, key+"~")
@@ -508,7 +512,7 @@ func TestServerForeignDataIsNamed(t *testing.T) {
 		server.Do(t, "ZADD", key, 1, "foreign")
 		o := c.try(1, "p", 3)
 		if !errors.Is(o.Err, presenceredis.ErrForeign) || !errors.Is(o.Err, presence.ErrUnavailable) {
-			t.Errorf("Write beside a foreign %s: %v, want ErrForeign", key, o.Err)
+			t.Errorf("Write while the key %s is foreign: %v, want ErrForeign", key, o.Err)
 		}
 
 		server.Do(t, "DEL", key)
@@ -517,7 +521,7 @@ func TestServerForeignDataIsNamed(t *testing.T) {
 		}
 
 		if o := c.try(1, "p", 3); o.Err != nil || o.Counts[0].Users != 3 {
-			t.Errorf("Write when %s is put right: %+v", key, o)
+			t.Errorf("Write after %s was repaired: %+v, want 3 users", key, o)
 		}
 		c.set(1, "p", 0)
 	}
@@ -528,13 +532,13 @@ func TestServerForeignDataIsNamed(t *testing.T) {
 		t.Errorf("Renew: %v, want ErrForeign", err)
 	}
 
-	_ = c.s.Close() // nothing is logged any more
+	_ = c.s.Close() // nothing is logged from here on
 	if n := strings.Count(log.String(), presenceredis.ErrForeign.Error()); n != 1 {
-		t.Errorf("foreign data is in %d lines of the log, want 1:\n%s", n, log.String())
+		t.Errorf("%d lines of the log are about foreign data, want 1:\n%s", n, log.String())
 	}
 }
 
-// A write may fail halfway. The next owner has to finish it.
+// A write may fail halfway. The next owner loads the page that was not written, and finishes the write.
 func TestServerUnwrittenPagesAreLoaded(t *testing.T) {
 	server := redistest.Single(t)
 	c := start(t, open(t, server.URL()))
@@ -547,15 +551,15 @@ func TestServerUnwrittenPagesAreLoaded(t *testing.T) {
 
 	// This change writes its members, and then fails to write the count.
 	if o := c.try(1, "a", 0); o.Err == nil {
-		t.Fatal("the count could be written")
+		t.Fatal("the write succeeded, though the key of the count is foreign")
 	}
 	c.set(1, "b", 2)
 	c.set(1, "b", 3)
 	server.Do(t, "RENAME", page+"~", page)
 
-	// The first owner is gone, with its knowledge of the page that it could not write.
+	// The first owner has ended, and nobody remembers the page that it could not write.
 	next := open(t, server.URL())
-	for range 2 { // the next owner may die as well
+	for range 2 { // the next owner may end before it writes, too
 		claims, err := next.Claim(t.Context(), "next", []int{1}, false)
 		if err != nil {
 			t.Fatal(err)
@@ -566,7 +570,7 @@ func TestServerUnwrittenPagesAreLoaded(t *testing.T) {
 		}
 
 		if !slices.Contains(snaps[0].Pages, "a") {
-			t.Fatalf("Load = %+v; nobody would ever set a right", snaps[0])
+			t.Fatalf("Load = %+v, want the page a, which must be written again", snaps[0])
 		}
 
 		o := next.Write(t.Context(), []presence.Change{
@@ -591,7 +595,7 @@ func TestServerUnwrittenPagesAreLoaded(t *testing.T) {
 		}
 	}
 
-	// Once these pages are written, only those of the last change may be unwritten.
+	// When these pages have been written, only those of the last change may be unwritten.
 	write(1, "a", "b")
 	write(2, "c")
 
@@ -601,7 +605,7 @@ func TestServerUnwrittenPagesAreLoaded(t *testing.T) {
 	}
 
 	if got := counts(t, next, "a")[0]; got.Users != 0 {
-		t.Fatalf("a has %d users", got.Users)
+		t.Fatalf("page a has %d users, want 0", got.Users)
 	}
 }
 
@@ -617,16 +621,16 @@ func TestServerEmptyPagesAreForgotten(t *testing.T) {
 
 	testkit.Eventually(t, "p forgotten", func() bool { return counts(t, c.s, "p")[0] == presence.Count{Page: "p"} })
 	if got := counts(t, c.s, "kept")[0]; got.Users != 1 {
-		t.Fatalf("a page that is used again: %+v", got)
+		t.Fatalf("a page that is used again: %+v, want 1 user", got)
 	}
 
 	if back := c.set(1, "p", 1); !back.Newer(first) || back.Version.Incarnation == first.Version.Incarnation {
-		t.Fatalf("it came back as %s after %s", back.Version, first.Version)
+		t.Fatalf("the page came back with version %s, want a newer incarnation than %s", back.Version, first.Version)
 	}
 }
 
-// A Redis that has lost its data may have a clock that is behind the clock before the loss. Versions grow all the same,
-// because the processes know the highest incarnation.
+// A Redis that has lost its data may have a clock that is behind the former one. Versions grow all the same, because
+// the processes know the highest incarnation.
 func TestServerVersionsGrowAfterALossAlthoughTheClockWentBack(t *testing.T) {
 	server := redistest.Single(t)
 	c := start(t, open(t, server.URL()))
@@ -647,10 +651,10 @@ func TestServerVersionsGrowAfterALossAlthoughTheClockWentBack(t *testing.T) {
 		t.Fatalf("after the loss %+v, before %+v; want the same users and a newer version", back, first)
 	}
 
-	// A page without a past cannot have a version that an earlier page of that name had.
+	// A page that is new to Redis must not get a version that a page of its name had before the loss.
 	fresh := presence.Count{Version: c.set(1, "q", 1).Version}
 	if !fresh.Newer(presence.Count{Version: first.Version}) {
-		t.Fatalf("a page that nobody knows has version %s, which may be one from before the loss: %s",
+		t.Fatalf("a new page has version %s, want one newer than those from before the loss: %s",
 			fresh.Version, first.Version)
 	}
 }

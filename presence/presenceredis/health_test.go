@@ -11,10 +11,10 @@ import (
 	"headcount/presence/presenceredis"
 )
 
-// TestServerARedisThatRefusesIsAway: a server that refuses writes counts as away until it accepts them again, although
-// reads still work. (Invariants 1 and 6: nothing is shown as right that cannot be kept right.) A call that is refused
-// says so of the whole server, and of one that is denied only the probe can tell. That all reasons of Redis are taken
-// for one or the other is tested in redisconn.
+// TestServerARedisThatRefusesIsAway: a server that refuses writes counts as away until it accepts them again, even if
+// reads work. (Invariants 1 and 6: no count is shown as right that cannot be kept right.) Either a refused call shows
+// that the whole server refuses, or the probe has to find that out. Package redisconn tests which errors of Redis
+// belong to which kind.
 func TestServerARedisThatRefusesIsAway(t *testing.T) {
 	t.Parallel()
 	type command []any
@@ -29,7 +29,7 @@ func TestServerARedisThatRefusesIsAway(t *testing.T) {
 			t.Parallel()
 
 			server := redistest.Start(t)
-			admin := server.Client().Conn() // stays open when the server accepts no other connection
+			admin := server.Client().Conn() // stays open while the server accepts no other connections
 			defer admin.Close()
 
 			do := func(cmd ...any) {
@@ -54,7 +54,7 @@ func TestServerARedisThatRefusesIsAway(t *testing.T) {
 							return
 						}
 					case <-deadline:
-						t.Fatalf("up=%t is not reported", up)
+						t.Fatalf("up=%t was not reported in time", up)
 					}
 				}
 			}
@@ -67,15 +67,15 @@ func TestServerARedisThatRefusesIsAway(t *testing.T) {
 				do(cmd...)
 			}
 
-			testkit.Eventually(t, "writes to be refused", func() bool { // as a process does that renews its lease
+			testkit.Eventually(t, "writes to be refused", func() bool { // repeated, as a process renews its lease
 				return errors.Is(c.try(1, "p", 3).Err, presence.ErrUnavailable) && len(states) > 0
 			})
 			want(false)
 
-			time.Sleep(2 * time.Second) // it stays away even when nobody calls
+			time.Sleep(2 * time.Second) // the server stays away even without calls
 			select {
 			case up := <-states:
-				t.Fatalf("reported up=%t while it refuses", up)
+				t.Fatalf("up=%t was reported while the server refuses writes", up)
 			default:
 			}
 

@@ -21,19 +21,18 @@ import (
 	"headcount/unread"
 )
 
-// Redis came back older. A page that had not changed by then reads as of the incarnation that all levels have now,
-// above those that gateways may know. Without a loss it has none.
+// Redis came back with older data, which lack a page's level. The level is read with the incarnation that all levels
+// have since the loss, above all versions that gateways may know. Without a loss it has none.
 func TestALevelOfWhichAllIsLost(t *testing.T) {
 	for void, want := range map[uint64]unread.Level{0: {}, 7: {Incarnation: 7}} {
 		if l := parseLevel("", "", void); l != want {
-			t.Errorf("above %d: %+v, want %+v", void, l, want)
+			t.Errorf("with the void %d the level is %+v, want %+v", void, l, want)
 		}
 	}
 }
 
-// A log numbers the pairs of its pages one after the other, so the highest numbers are far ahead of the clock. A page
-// that is forgotten and comes back at once gets a pair with a higher number. Otherwise other regions would refuse the
-// pair.
+// A log numbers the pairs of its pages consecutively, so its highest numbers can be far ahead of the clock. A page that
+// is forgotten and comes back at once gets a pair with a higher number. Otherwise other regions would refuse the pair.
 func TestServerAForgottenPairComesBackAbove(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claims, err := s.Claim(t.Context(), "n", []int{1}, false)
@@ -74,7 +73,7 @@ func TestServerAForgottenPairComesBackAbove(t *testing.T) {
 	}
 
 	set(1)
-	// A peer knows pairs from an hour ahead, of another Redis that this region had.
+	// A peer knows pairs with numbers of an hour ahead, from a Redis that this region used before.
 
 	if err := s.Raise(t.Context(), 7, uint64(time.Now().Add(time.Hour).UnixMilli()), nil); err != nil {
 		t.Fatal(err)
@@ -94,7 +93,7 @@ func TestServerAForgottenPairComesBackAbove(t *testing.T) {
 	}
 }
 
-// A log may begin while a process still lists the pages for the log before it. The new log lacks those pages, so it
+// A log may begin anew while a process still lists the pages for the former log. The new log lacks those pages, so it
 // must not count as complete.
 func TestServerALogThatBeganMeanwhileLacksPages(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), Buckets: 1, Peers: []string{"eu"}})
@@ -137,7 +136,7 @@ func TestServerALogThatBeganMeanwhileLacksPages(t *testing.T) {
 	// The process reports the end of its list, for a log that is no more.
 	relog(nil, log)
 	if b := outgoing(); b.Log != 0 {
-		t.Fatalf("the log counts as complete, and has %+v", b)
+		t.Fatalf("the new log counts as complete, with %+v", b)
 	}
 
 	// A list from the beginning makes the log complete.
@@ -145,12 +144,12 @@ func TestServerALogThatBeganMeanwhileLacksPages(t *testing.T) {
 		t.Fatal(err)
 	}
 	if b := outgoing(); b.Log == 0 || len(b.Pages) == 0 {
-		t.Fatalf("the log that was begun again has %+v", b)
+		t.Fatalf("the log with a full list has %+v, want it complete, with pages", b)
 	}
 }
 
-// Each run of a script may be repeated and may arrive late. The test divides a history of changes into its runs, and
-// after each run it repeats some of the earlier ones.
+// Each run of a script may be repeated and may arrive late. The test splits random changes into their runs, and after
+// each run it repeats some of the earlier ones.
 func TestServerLateAndRepeatedRunsChangeNothing(t *testing.T) {
 	server := redistest.Single(t)
 	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})
@@ -166,7 +165,7 @@ func TestServerLateAndRepeatedRunsChangeNothing(t *testing.T) {
 		present := map[string]bool{}
 		var earlier []*scriptRun
 
-		// Earlier runs come again, as from a client that repeats what was not answered.
+		// Earlier runs are repeated, as by a client that has no answer.
 		rerun := func() {
 			for range rapid.IntRange(0, 3).Draw(rt, "late") {
 				if len(earlier) == 0 {
@@ -185,7 +184,8 @@ func TestServerLateAndRepeatedRunsChangeNothing(t *testing.T) {
 			claim := rapid.SampledFrom(claims).Draw(rt, "claim")
 			c := presence.Change{Claim: claim, Sequence: seq + 1}
 			for i := range rapid.IntRange(1, 3).Draw(rt, "pages") {
-				page := pageIn(7, fmt.Sprintf("%d/%d", round, i)) // all in one bucket, so that the runs can interfere
+				// All in one bucket, so that the runs can affect each other.
+				page := pageIn(7, fmt.Sprintf("%d/%d", round, i))
 				users := rapid.Int64Range(0, 3).Draw(rt, "users")
 				c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: users})
 				c.Members = append(c.Members, presence.MemberChange{
@@ -229,7 +229,7 @@ func TestServerLateAndRepeatedRunsChangeNothing(t *testing.T) {
 			}
 		}
 
-		// The members are those of the last change, too.
+		// The members must also be those of the last change.
 		snaps, err := s.Load(t.Context(), claims)
 		if err != nil {
 			rt.Fatal(err)
@@ -239,11 +239,11 @@ func TestServerLateAndRepeatedRunsChangeNothing(t *testing.T) {
 			n := 0
 			for _, m := range snap.Members {
 				if _, ours := want[m.Page]; !ours {
-					continue // of an earlier round
+					continue // a member of an earlier round
 				}
 				n++
 				if !present[fmt.Sprint(claims[i].Partition, m.Page)] {
-					rt.Fatalf("%+v is loaded and not present", m)
+					rt.Fatalf("member %+v was loaded, but is not present", m)
 				}
 			}
 			for page := range want {
@@ -253,7 +253,7 @@ func TestServerLateAndRepeatedRunsChangeNothing(t *testing.T) {
 			}
 
 			if n != 0 {
-				rt.Fatalf("%d members too many are loaded", n)
+				rt.Fatalf("%d members too many were loaded", n)
 			}
 		}
 	})
@@ -268,7 +268,7 @@ func pageIn(bucket int, name string) string {
 	}
 }
 
-// A part of a change that was not applied is never skipped.
+// If a part of a change was not applied, the next part is refused.
 func TestServerAMissingPartIsNoticed(t *testing.T) {
 	server := redistest.Single(t)
 	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})
@@ -288,11 +288,11 @@ func TestServerAMissingPartIsNoticed(t *testing.T) {
 		}
 	}
 
-	// Only the second of two batches arrives: the owner must not believe that the first one did.
+	// Only the second of two batches arrives: the owner must learn that the first one did not.
 	members := s.memberRuns(c, pageList{}, shardsFor(len(c.Members)), 0)
 	err = s.conn.Run(t.Context(), members[1:2])
 	if err != nil || members[1].Reply.([]any)[0] != int64(statusGap-'0') {
-		t.Fatalf("the second batch without the first: %v, %v", members[1].Reply, err)
+		t.Fatalf("the second batch without the first is answered %v, %v; want a gap", members[1].Reply, err)
 	}
 
 	groups := s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1))[7]
@@ -303,10 +303,10 @@ func TestServerAMissingPartIsNoticed(t *testing.T) {
 
 	err = s.conn.Run(t.Context(), []*scriptRun{&parts[1].scriptRun})
 	if err != nil || fmt.Sprint(parts[1].Reply) != "[gap]" {
-		t.Fatalf("the second part without the first: %v, %v", parts[1].Reply, err)
+		t.Fatalf("the second part without the first is answered %v, %v; want a gap", parts[1].Reply, err)
 	}
 
-	// A repeated change may be divided into other parts, because other changes are written with it.
+	// A repeated change may be split into other parts, because it is written together with other changes.
 	if err := s.conn.Run(t.Context(), []*scriptRun{&parts[0].scriptRun}); err != nil {
 		t.Fatal(err)
 	}
@@ -319,7 +319,7 @@ func TestServerAMissingPartIsNoticed(t *testing.T) {
 
 	for _, n := range o[0].Counts {
 		if n.Users != 1 {
-			t.Fatalf("%+v, want 1", n)
+			t.Fatalf("got %+v, want 1 user", n)
 		}
 	}
 }
@@ -341,7 +341,7 @@ func TestServerNothingGoesOnFromAPartThatFailed(t *testing.T) {
 
 	other := presence.Change{Claim: claims[1], Sequence: 1, Counts: c.Counts[countBatch : countBatch+1], Complete: true}
 
-	// The first page of the first part cannot be written. The second part could be.
+	// The first page of the first part cannot be written. The second part could.
 	server.Do(t, "SADD", at(t, s).pagePrefix(7)+c.Counts[0].Page, "foreign")
 
 	o := s.Write(t.Context(), []presence.Change{c, other})
@@ -351,17 +351,17 @@ func TestServerNothingGoesOnFromAPartThatFailed(t *testing.T) {
 
 	complete := func() string { return fmt.Sprint(server.Do(t, "SMISMEMBER", at(t, s).readyKey(7), 1, 2)) }
 	if got := complete(); got != "[0 1]" {
-		t.Fatalf("partitions 1 and 2 are complete: %s, want only the second", got)
+		t.Fatalf("the complete flags of partitions 1 and 2 are %s, want only the second set", got)
 	}
 
 	server.Do(t, "DEL", at(t, s).pagePrefix(7)+c.Counts[0].Page)
 	if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil || complete() != "[1 1]" {
-		t.Fatalf("%v, %s when it is put right", o[0].Err, complete())
+		t.Fatalf("after the repair the write returns %v, and the complete flags are %s", o[0].Err, complete())
 	}
 }
 
-// A node is suspended between writing members and counts, and resumes after another node has claimed the partition. It
-// writes no count on any page, whether or not it wrote under this claim before.
+// A node is suspended between writing members and counts, and resumes when another node has claimed the partition. It
+// cannot write a count on any page, whether or not it wrote under its claim before.
 func TestServerAZombieWritesNoCount(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	for _, wrote := range []bool{false, true} {
@@ -377,7 +377,7 @@ func TestServerAZombieWritesNoCount(t *testing.T) {
 			}
 		}
 
-		// The zombie holds the calls of its next change when another node claims the partition.
+		// The zombie is about to make the calls of its next change when another node claims the partition.
 		c.Sequence = 2
 		c.Counts = []presence.PageUsers{{Page: "p", Users: 3}}
 		var calls []*scriptRun
@@ -385,7 +385,7 @@ func TestServerAZombieWritesNoCount(t *testing.T) {
 			for _, run := range s.countRuns(b, "PUBLISH", []presence.Change{c}, groups) {
 				s.numberLocked(run, []presence.Change{c})
 				if knows := run.Args[stampAt] != noStamp; knows != wrote {
-					t.Fatalf("it knows the stamp of bucket %d: %t", b, knows)
+					t.Fatalf("the zombie knows the stamp of bucket %d: %t, want %t", b, knows, wrote)
 				}
 				calls = append(calls, &run.scriptRun)
 			}
@@ -406,13 +406,13 @@ func TestServerAZombieWritesNoCount(t *testing.T) {
 		}
 
 		if got, err := s.Counts(t.Context(), []string{"p"}); err != nil || got[0].Users != 0 {
-			t.Fatalf("%+v, %v", got, err)
+			t.Fatalf("the count is %+v, %v; want 0 users", got, err)
 		}
 	}
 }
 
-// A process claims twice, and its first claim arrives late. The late claim takes nothing back. The same claim sent
-// twice gets the same epoch.
+// A process claims twice, and its first claim arrives late. The late claim has no effect. A claim that is sent twice
+// gets the same epoch.
 func TestServerALateClaimDoesNothing(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claim := func(number int) int64 {
@@ -429,14 +429,14 @@ func TestServerALateClaimDoesNothing(t *testing.T) {
 
 	first, second := claim(1), claim(2)
 	if first >= second {
-		t.Fatalf("epoch %d after %d", second, first)
+		t.Fatalf("the second claim got epoch %d, want more than %d", second, first)
 	}
 
 	if got := claim(1); got != -1 {
-		t.Errorf("the late claim got epoch %d", got)
+		t.Errorf("the late claim got epoch %d, want -1", got)
 	}
 	if got := claim(2); got != second {
-		t.Errorf("the claim again got epoch %d, want %d", got, second)
+		t.Errorf("the repeated claim got epoch %d, want %d", got, second)
 	}
 }
 
@@ -481,6 +481,7 @@ func listen(t *testing.T, s *Store) (await func(func(presence.Publication) bool)
 		defer close(done)
 		s.Watch(ctx, all, func(p presence.Publication) { published <- p })
 	}()
+
 	t.Cleanup(func() {
 		stop()
 		<-done
@@ -495,7 +496,7 @@ func listen(t *testing.T, s *Store) (await func(func(presence.Publication) bool)
 					return
 				}
 			case <-limit:
-				t.Fatal("the watcher did not receive it")
+				t.Fatal("the watcher did not receive the publication")
 			}
 		}
 	}
@@ -519,7 +520,7 @@ func lost(times int) func(presence.Publication) bool {
 }
 
 // A subscription that receives nothing, because the server hangs or the network drops all packets, is closed and made
-// again.
+// anew.
 func TestClockASilentSubscriptionIsNoticed(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -536,8 +537,8 @@ func TestClockASilentSubscriptionIsNoticed(t *testing.T) {
 	topics := presence.CountTopics([]string{"p"})
 	gateways := 0
 	await(func(p presence.Publication) bool {
-		// The endpoint may come after the bucket is lost and before it is subscribed to again, and then is not
-		// published to this watcher. So every loss of the bucket attaches one more.
+		// The endpoint may be attached after the bucket was lost and before it is subscribed to again. Then this
+		// watcher does not get its publication. So every loss of the bucket attaches another endpoint.
 		if p.Lost && p.Bucket == topics[0].Bucket(presence.DefaultBuckets) {
 			gateways++
 			if _, err := s.Attach(t.Context(), fmt.Sprint("g", gateways), topics); err != nil {
@@ -554,8 +555,9 @@ func TestServerAnOldClusterHearsClassicChannels(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.ThreeMasters(t).URL())})
 	c, err := s.conn.Known(t.Context())
 	if err != nil || c.Publish != "SPUBLISH" {
-		t.Fatalf("known = %+v, %v", c, err)
+		t.Fatalf("the Cluster is %+v, %v; want SPUBLISH", c, err)
 	}
+
 	// From here on the store treats the Cluster as one of a version before 7.
 	c.Publish = "PUBLISH"
 	await := listen(t, s)
@@ -566,6 +568,7 @@ func TestServerAnOldClusterHearsClassicChannels(t *testing.T) {
 		if _, err := s.Attach(t.Context(), "g", presence.CountTopics([]string{page})); err != nil {
 			t.Fatal(err)
 		}
+
 		await(func(p presence.Publication) bool {
 			return len(p.Endpoints) == 1 && p.Endpoints[0].Topic == presence.CountTopic(page)
 		})
@@ -582,6 +585,8 @@ func newWatcher(backlog int) *watcher {
 	}
 }
 
+// TestWatcherTellsWhatItLost: a watcher reports a bucket as lost when a publication is missing or malformed, or too
+// many wait.
 func TestWatcherTellsWhatItLost(t *testing.T) {
 	for name, tc := range map[string]struct {
 		published []string // to bucket 1
@@ -603,18 +608,20 @@ func TestWatcherTellsWhatItLost(t *testing.T) {
 			for _, p := range tc.published {
 				w.Received(1, p)
 			}
-			// Nobody watches bucket 3, so it counts for nothing.
+
+			// Bucket 3 is not watched, so its publications are ignored.
 			w.Received(3, "1 0 0 \n")
 			lost, todo := w.take()
 			if slices.Contains(lost, 1) != tc.lost || len(todo) != tc.todo {
-				t.Fatalf("lost %v, %d publications; want %t, %d", lost, len(todo), tc.lost, tc.todo)
+				t.Fatalf("lost buckets %v, %d publications; want bucket 1 lost: %t, and %d",
+					lost, len(todo), tc.lost, tc.todo)
 			}
 		})
 	}
 }
 
-// Publications from before a loss must not be delivered after the bucket was read again, because they would restore
-// endpoints that have gone since.
+// Publications from before a loss must not be delivered after the bucket was read again: they would restore endpoints
+// that have gone since.
 func TestLostDropsWhatWaits(t *testing.T) {
 	w := newWatcher(100)
 	w.Received(1, "1 0 0 \n")
@@ -623,7 +630,7 @@ func TestLostDropsWhatWaits(t *testing.T) {
 	w.Received(2, "2 0 0 \n")
 	lost, todo := w.take()
 	if !slices.Equal(lost, []int{1}) || len(todo) != 2 || todo[0].bucket != 2 || w.bytes != 0 {
-		t.Fatalf("lost %v, waiting %+v", lost, todo)
+		t.Fatalf("lost buckets %v, waiting %+v; want bucket 1 lost, and the publications of bucket 2", lost, todo)
 	}
 }
 
@@ -641,9 +648,10 @@ func FuzzParsePublication(f *testing.F) {
 		if err != nil {
 			return
 		}
+
 		for _, u := range p.Updates {
 			if u.Topic.Check() != nil || len(u.Key) > len(payload) {
-				t.Fatalf("%+v out of nothing", u)
+				t.Fatalf("%q was parsed as the update %+v, which is invalid or longer", payload, u)
 			}
 		}
 	})
@@ -657,7 +665,7 @@ func TestParsePublication(t *testing.T) {
 	p, err := parsePublication(3,
 		"9 1 1 eu,u\nu 11 8 1700000000000 7\nlevel/s/a/b5 1 17 1"+aCount+"- 8 2\ncount//pgw+ 8 2\nlevel//qgw")
 	if err != nil || !p.Lost || p.Bucket != 3 || len(p.Updates) != 2 || len(p.Endpoints) != 2 {
-		t.Fatalf("%+v, %v", p, err)
+		t.Fatalf("got %+v, %v; want a lost bucket 3 with two updates and two endpoints", p, err)
 	}
 
 	level := presence.Update{
@@ -673,12 +681,12 @@ func TestParsePublication(t *testing.T) {
 	}
 
 	if p.Updates[0] != level || p.Updates[1] != count {
-		t.Errorf("%+v, want %+v and %+v", p.Updates, level, count)
+		t.Errorf("the updates are %+v, want %+v and %+v", p.Updates, level, count)
 	}
 
 	if e := p.Endpoints; e[0] != (presence.Endpoint{Topic: presence.CountTopic("p"), Gateway: "gw", Gone: true}) ||
 		e[1] != (presence.Endpoint{Topic: presence.Topic{Kind: presence.KindOf("level"), Key: "q"}, Gateway: "gw"}) {
-		t.Errorf("%+v", e)
+		t.Errorf("the endpoints are %+v", e)
 	}
 
 	for _, bad := range []string{
@@ -688,7 +696,7 @@ func TestParsePublication(t *testing.T) {
 		"1 0 0 \nu 5 1 1 1\ncountv", "1 0 0 \nu 8 9 1 1\ncount//pv", "1 0 0 \nu 8 18446744073709551615 1 1\ncount//pv",
 	} {
 		if p, err := parsePublication(3, bad); !errors.Is(err, errPublication) {
-			t.Errorf("%q is read as %+v, %v", bad, p, err)
+			t.Errorf("%q is parsed as %+v, %v; want errPublication", bad, p, err)
 		}
 	}
 }

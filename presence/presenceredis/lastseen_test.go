@@ -10,7 +10,7 @@ import (
 )
 
 // Each partition keeps its share of the departures: the oldest are dropped first, and all expire. Without the setting
-// nothing is written, and nothing that was stored before is returned.
+// no departure is stored or returned.
 func TestServerLastSeenIsBounded(t *testing.T) {
 	t.Parallel()
 	server := redistest.Single(t)
@@ -33,8 +33,8 @@ func TestServerLastSeenIsBounded(t *testing.T) {
 	depart := func(s *Store, departures ...presence.Departure) {
 		t.Helper()
 		claims, err := s.Claim(t.Context(), "n", []int{partition}, false)
-		if err != nil || claims[0].Whole { // no owner has completed the partition
-			t.Fatalf("%+v, %v", claims, err)
+		if err != nil || claims[0].Whole { // no owner has declared the partition complete
+			t.Fatalf("the claim is %+v, %v; want a partition that is not whole", claims, err)
 		}
 
 		seq++
@@ -44,7 +44,7 @@ func TestServerLastSeenIsBounded(t *testing.T) {
 		}
 	}
 
-	// Each departs ten seconds after the one before, the last of them 20 s ago.
+	// Each user departs ten seconds after the one before; the last one departed 20 s ago.
 	for i, u := range users {
 		depart(s, presence.Departure{User: u, At: now.Add(time.Duration(10*i-60) * time.Second)})
 	}
@@ -58,12 +58,12 @@ func TestServerLastSeenIsBounded(t *testing.T) {
 
 		for i, at := range times {
 			if at.IsZero() == known[i] {
-				t.Errorf("user %d was last seen %s, known: %t", i, at, known[i])
+				t.Errorf("user %d was last seen %s, want a known time: %t", i, at, known[i])
 			}
 		}
 	}
 
-	// The partition remembers three, so the two that departed first are forgotten.
+	// The partition remembers three users, so the two who departed first are forgotten.
 	want(s, false, false, true, true, true)
 	kept := func(s *Store) (n int64, expires time.Duration) {
 		t.Helper()
@@ -80,7 +80,7 @@ func TestServerLastSeenIsBounded(t *testing.T) {
 		return n, expires
 	}
 	if n, expires := kept(s); n != most || expires <= 0 || expires > time.Hour {
-		t.Errorf("%d departures are kept, for %s", n, expires)
+		t.Errorf("%d departures are kept, for %s; want %d, for an hour at most", n, expires, most)
 	}
 
 	off := open(t, cfg(0))
@@ -96,7 +96,7 @@ func TestServerLastSeenIsBounded(t *testing.T) {
 
 	short := open(t, cfg(35*time.Second))
 	depart(short, presence.Departure{User: users[0], At: now})
-	// Of the two that are still remembered, the older one departed too long ago for this retention.
+	// Of the two users that are remembered, one departed too long ago for this retention.
 	want(short, true, false, false, true, false)
 	if n, _ := kept(short); n != 2 {
 		t.Errorf("with a shorter retention %d departures are kept, want 2", n)

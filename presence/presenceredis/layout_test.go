@@ -14,31 +14,34 @@ import (
 	"headcount/presence"
 )
 
-// A user moves to another hash only when the user's hash is split or removed. resize.lua moves members to the hash in
-// which shardOf looks for them.
+// A user moves to another hash only when the user's hash is split or removed, and to the one in which shardOf looks for
+// the user. resize.lua relies on this.
 func TestSharesMoveOneAtATime(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2)) // users are keyed hashes
 	users := make([]presence.User, 20_000)
 	for i := range users {
 		users[i] = presence.User(random.Uint64())
 	}
+
 	for n := 1; n < 300; n++ {
 		used := map[int]bool{}
 		for _, u := range users {
 			was, is := shardOf(u, n), shardOf(u, n+1)
-			// Hash n is new, and gets users of its neighbour only.
+			// Hash n is new, and gets only users of its neighbour.
 			if was != is && (was != neighbour(n+1) || is != n) {
 				t.Fatalf("from %d to %d hashes user %d moves from %d to %d", n, n+1, u, was, is)
 			}
+
 			used[was] = true
 		}
+
 		if len(used) != n {
 			t.Fatalf("%d of %d hashes are used", len(used), n)
 		}
 	}
 }
 
-// stored returns what an owner of the partition loads: its members, and in how many hashes they are.
+// stored returns what an owner of the partition loads: its members, and the number of hashes that they are in.
 func stored(t *rapid.T, s *Store, claim presence.Claim) (members map[presence.Member]bool, shares int) {
 	snaps, err := s.Load(context.Background(), []presence.Claim{claim})
 	if err != nil {
@@ -56,7 +59,8 @@ func stored(t *rapid.T, s *Store, claim presence.Claim) (members map[presence.Me
 	return members, s.partitions[claim.Partition].shards
 }
 
-// Whatever users come and go, this owner and the next one find all members, in a suitable number of hashes.
+// Whatever users come and go, this owner and the next one find all members. The number of hashes suits the number of
+// members.
 func TestServerMembersAreFoundInAnyNumberOfShares(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -92,7 +96,7 @@ func TestServerMembersAreFoundInAnyNumberOfShares(t *testing.T) {
 				}
 			}
 
-			// The numbers are on both sides of the sizes at which hashes are split.
+			// These numbers are below and above the sizes at which hashes are split.
 			for range rapid.SampledFrom([]int{0, 10, 900, 3000}).Draw(rt, "come") {
 				number++
 				m := presence.Member{User: number * 0x9E3779B97F4A7C15, Page: fmt.Sprint("/", number%7)}
@@ -110,7 +114,7 @@ func TestServerMembersAreFoundInAnyNumberOfShares(t *testing.T) {
 			}
 			write(c)
 
-			// Another process takes the partition, and knows nothing of how its members are divided.
+			// Another process takes the partition. It does not know how the members are divided among hashes.
 			if rapid.IntRange(0, 3).Draw(rt, "another owner") == 0 {
 				owner = map[*Store]*Store{s: next, next: s}[owner]
 				claims, err = owner.Claim(t.Context(), "n", []int{1}, false)
@@ -121,15 +125,15 @@ func TestServerMembersAreFoundInAnyNumberOfShares(t *testing.T) {
 
 			got, shares := stored(rt, owner, claims[0])
 			if !maps.Equal(got, want) {
-				rt.Fatalf("%d members are found in %d hashes, %d are there", len(got), shares, len(want))
+				rt.Fatalf("%d members are found in %d hashes, want %d members", len(got), shares, len(want))
 			}
 
 			if most := len(want) / shares; most > perShard {
-				rt.Fatalf("%d members in %d hashes", len(want), shares)
+				rt.Fatalf("%d members in %d hashes are more than %d per hash", len(want), shares, perShard)
 			}
 		}
 
-		// Hashes that are not needed any more end, some with each change.
+		// Hashes that are not needed any more are removed, some with each change.
 		for range 200 {
 			write(presence.Change{})
 		}
@@ -141,7 +145,7 @@ func TestServerMembersAreFoundInAnyNumberOfShares(t *testing.T) {
 	})
 }
 
-// After a crash between any two runs the next owner finds all members, also if the runs change the number of hashes.
+// After a crash between any two runs the next owner finds all members, even if the runs change the number of hashes.
 func TestServerACrashWhileSharesGrowLosesNobody(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claims, err := s.Claim(t.Context(), "n", []int{1}, false)
@@ -179,12 +183,12 @@ func TestServerACrashWhileSharesGrowLosesNobody(t *testing.T) {
 					from, to, len(snaps[0].Members), err)
 			}
 
-			// The run comes again, too late: it moves nobody.
+			// The run is repeated too late, and moves no user.
 			late := *cl
 			late.Args = append([]any{claims[0].Epoch}, cl.Args[1:]...)
 			err = s.conn.Run(t.Context(), []*scriptRun{&late})
 			if err != nil || late.Reply.(int64) != statusResharded-'0' {
-				t.Fatalf("again: %v, %v", late.Reply, err)
+				t.Fatalf("the late run is answered %v, %v; want that the hashes have changed", late.Reply, err)
 			}
 		}
 
@@ -192,7 +196,7 @@ func TestServerACrashWhileSharesGrowLosesNobody(t *testing.T) {
 	}
 }
 
-// empties returns how many pages Redis has, and how many of them never expire.
+// empties returns how many pages Redis has, and how many of them do not expire.
 func empties(t *testing.T, s *Store) (pages, forever int) {
 	t.Helper()
 	err := s.conn.Do(t.Context(), func(ctx context.Context, c *client) error {
@@ -203,11 +207,14 @@ func empties(t *testing.T, s *Store) (pages, forever int) {
 				forever++
 			}
 		}
+
 		return err
 	})
+
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return pages, forever
 }
 
@@ -256,7 +263,7 @@ func TestClockPagesThatEmptiedUnseenExpire(t *testing.T) {
 
 	own(t, s, false, 1, pages)
 	if n, forever := empties(t, s); n != 800 || forever != 800 {
-		t.Fatalf("%d pages, of which %d never expire", n, forever)
+		t.Fatalf("there are %d pages, of which %d never expire; want 800 of 800", n, forever)
 	}
 
 	server.Restart(t)
@@ -276,11 +283,11 @@ func TestClockPagesThatEmptiedUnseenExpire(t *testing.T) {
 
 	got, err := s.Counts(t.Context(), []string{"page7", "page9"})
 	if err != nil || got[0].Users != 1 || got[1].Users != 0 {
-		t.Fatalf("%+v, %v", got, err)
+		t.Fatalf("the counts are %+v, %v; want 1 and 0", got, err)
 	}
 }
 
-// A page also expires when a rebuild finds its count at 0, or when 0 is written again.
+// A page also expires if a rebuild finds its count at 0, or if 0 is written again.
 func TestServerPagesWrittenAtZeroExpire(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claims := own(t, s, false, 1, map[string]int64{"page": 3})
@@ -305,18 +312,18 @@ func TestServerPagesWrittenAtZeroExpire(t *testing.T) {
 	c.Persist(t.Context(), key) // simulates a failover that lost the expiry
 	write(3, 0)
 	if _, forever := empties(t, s); forever != 0 {
-		t.Fatal("a page that is at 0 never expires")
+		t.Fatal("a page whose count is 0 never expires")
 	}
 
 	write(4, 1)
 	if _, forever := empties(t, s); forever != 1 {
-		t.Fatal("a page that somebody is on expires")
+		t.Fatal("a page with users expires")
 	}
 }
 
 // The number of empty pages is bounded. The pages that have been empty longest are forgotten, and come back with a
-// higher version. Another program may take the key of such a page: it is not deleted, and the sweep must not find it
-// again and again.
+// higher version. If another program has taken the key of such a page, the key is not deleted, and the sweep does not
+// try it again and again.
 func TestServerEmptyPagesAreBounded(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), Buckets: 1, EmptyPages: 100})
 	claims := own(t, s, false, 1, nil)
@@ -359,18 +366,18 @@ func TestServerEmptyPagesAreBounded(t *testing.T) {
 	})
 
 	if is := c.Get(t.Context(), at(t, s).pagePrefix(0)+"page001").Val(); is != "theirs" {
-		t.Errorf("the key of another program has %q", is)
+		t.Errorf("the key of another program has %q, want \"theirs\"", is)
 	}
 	if c.Exists(t.Context(), at(t, s).pagePrefix(0)+"page000").Val() != 0 ||
 		c.Exists(t.Context(), at(t, s).pagePrefix(0)+"page299").Val() != 1 {
-		t.Error("it is not the page that is empty longest that was forgotten")
+		t.Error("the forgotten page is not the one that has been empty longest")
 	}
 
 	if got, err := s.Counts(t.Context(), []string{"page stays"}); err != nil || got[0].Users != 1 {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("the page with a user is %+v, %v; want 1", got, err)
 	}
 
 	if again := write(seq+1, "page000", 1); !again.Newer(first) {
-		t.Errorf("the page came back as %+v after %+v", again, first)
+		t.Errorf("the page came back as %+v, want a newer version than %+v", again, first)
 	}
 }

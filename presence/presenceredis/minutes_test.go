@@ -14,8 +14,8 @@ import (
 	"headcount/presence/pncounter"
 )
 
-// When a minute is over, the process that changes the count next writes it. Each process writes its own arrivals. Every
-// process answers for all of them, also after the others have ended.
+// The next change after the end of a minute writes that minute. Each process writes its own arrivals. Every process
+// answers for all of them, even when the others have ended.
 func TestServerMinutesOfSeveralProcesses(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -66,19 +66,20 @@ func TestServerMinutesOfSeveralProcesses(t *testing.T) {
 		n := len(a.Points)
 		ago := func(minutes int) int64 { return a.Points[n-1-minutes].Max }
 
-		// The next minute may begin between two steps of the test.
+		// A new minute may begin between two steps of the test, so neighbours are accepted.
 		if a.Now != 2 || ago(40) != 0 || max(ago(29), ago(30), ago(31), ago(32)) != 7 || ago(25) != 3 || ago(10) != 1 ||
 			ago(0) != 2 {
-			t.Errorf("%s: %+v", when, a)
+			t.Errorf("%s: the answer is %+v", when, a)
 		}
 	}
 
 	testkit.Eventually(t, "the minutes that ended are written", func() bool { return answer(reader).Peak.Max == 7 })
 	want("another process", answer(reader))
 
-	// Arrivals of the running minute are only known to the process that has counted them.
+	// The arrivals of the running minute are known only to the process that counted them.
 	if a := answer(second); (a.Joins != 3 || a.Visitors != 7) && time.Now().Truncate(time.Minute).Equal(began) {
-		t.Errorf("a process knows its own arrivals of the running minute: %d joins, %d visitors", a.Joins, a.Visitors)
+		t.Errorf("with its own arrivals of the running minute a process has %d joins and %d visitors, want 3 and 7",
+			a.Joins, a.Visitors)
 	}
 
 	for _, s := range both {
@@ -88,7 +89,7 @@ func TestServerMinutesOfSeveralProcesses(t *testing.T) {
 	}
 
 	if a := answer(reader); a.Joins != 8 || a.Visitors != 7 {
-		t.Errorf("after both have ended: %d joins, %d visitors; want 8, 7", a.Joins, a.Visitors)
+		t.Errorf("after both have ended there are %d joins and %d visitors, want 8 and 7", a.Joins, a.Visitors)
 	}
 
 	for _, key := range []string{
@@ -100,7 +101,7 @@ func TestServerMinutesOfSeveralProcesses(t *testing.T) {
 	}
 }
 
-// older moves the page's last change back by that many minutes, as if they had passed.
+// older moves the page's last change back by that many minutes, as if so much time had passed.
 func older(t testing.TB, server *redistest.Server, key string, minutes int) {
 	t.Helper()
 	text := server.Do(t, "GETRANGE", key, "9", "13").(string)
@@ -130,7 +131,7 @@ func remembers(t testing.TB, s *Store) minutes.Answer {
 	return q.Answer("p", list, counts[0].Users, now)
 }
 
-// A change in another region changes the total, so it can end a minute.
+// A change in another region changes the total, so it can end a minute, too.
 func TestServerMinutesOfAnotherRegion(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -162,7 +163,7 @@ func TestServerMinutesOfAnotherRegion(t *testing.T) {
 			},
 		}})
 		if err != nil || acks[0].Status != pncounter.Merged {
-			t.Fatalf("%+v, %v", acks, err)
+			t.Fatalf("the merge is answered %+v, %v; want it merged", acks, err)
 		}
 	}
 
@@ -182,12 +183,12 @@ func TestServerMinutesOfAnotherRegion(t *testing.T) {
 	})
 
 	if a.Now != 3 || a.Peak.Max != 6 || ago(15) != 2 || ago(5) != 6 || ago(30) != 0 {
-		t.Errorf("%+v", a)
+		t.Errorf("the answer is %+v", a)
 	}
 
-	// A new generation writes all counts again, and what the page remembers outlives it.
+	// In a new generation all counts are written again, and the minutes of the page stay.
 	older(t, server, at(t, s).pagePrefix(b)+"p", 2)
-	server.Do(t, "DEL", at(t, s).tokenKey(0)) // begins a generation, as a restart does
+	server.Do(t, "DEL", at(t, s).tokenKey(0)) // begins a generation, like a restart
 	if _, err := s.Claim(t.Context(), "n", []int{0}, true); err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +200,7 @@ func TestServerMinutesOfAnotherRegion(t *testing.T) {
 	})
 }
 
-// Redis restarts, and the nodes write all counts again. The minutes that it has kept stay.
+// Redis restarts, and the nodes write all counts again. Its minutes stay.
 func TestClockMinutesAreKeptOverARestart(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, redistest.Durable...)
@@ -235,7 +236,7 @@ func TestClockMinutesAreKeptOverARestart(t *testing.T) {
 		})
 
 		if a := remembers(t, s); a.Now > 0 && a.Now != 3 {
-			t.Errorf("%s: %+v", when, a)
+			t.Errorf("%s: the answer is %+v, want 3 users now", when, a)
 		}
 	}
 
@@ -256,8 +257,8 @@ func TestClockMinutesAreKeptOverARestart(t *testing.T) {
 	want("after")
 }
 
-// While the minutes of one page cannot be written, because another program has taken its key, those of other pages are:
-// once, since a string has a limited number of entries, and repetitions would push out older minutes.
+// Another program has taken the key of one page, so its minutes cannot be written. Those of other pages are written,
+// and only once: a string has a bounded number of entries, and repetitions would push out older minutes.
 func TestServerAForeignKeyHoldsUpNoMinuteOfOthers(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), PageStats: time.Hour})
 	c, err := s.conn.Known(t.Context())
@@ -265,12 +266,12 @@ func TestServerAForeignKeyHoldsUpNoMinuteOfOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	s.stop() // the test alone writes
+	s.stop() // from here on only the test writes
 	s.background.Wait()
 
 	now := minutes.Of(time.Now())
 	bad := pageIn(2, "bad")
-	good := map[string]int{pageIn(1, "elsewhere"): 1, pageIn(2, "beside"): 2} // from the page to its bucket
+	good := map[string]int{pageIn(1, "elsewhere"): 1, pageIn(2, "beside"): 2} // page -> bucket
 
 	c.LPush(t.Context(), at(t, s).minutesKey(2, bad), "theirs")
 	c.LPush(t.Context(), at(t, s).visitsKey(2, (now-1)/60, bad), "theirs")
@@ -294,11 +295,11 @@ func TestServerAForeignKeyHoldsUpNoMinuteOfOthers(t *testing.T) {
 		s.minutes.write(t.Context(), now)
 	}
 	if n, m := len(s.minutes.counts), len(s.minutes.visits); n+m > 0 {
-		t.Errorf("%d minutes and %d with arrivals wait for a key that is not ours", n, m)
+		t.Errorf("%d minutes and %d with arrivals still wait for a foreign key, want none", n, m)
 	}
 	for page, bucket := range good {
 		if bytes, entries := written(page, bucket); bytes != entryBytes || entries != 1 {
-			t.Errorf("%s has %d bytes and %d entries of one minute", page, bytes, entries)
+			t.Errorf("%s has %d bytes and %d entries of one minute, want %d and 1", page, bytes, entries, entryBytes)
 		}
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"headcount/presence/node"
 )
 
-// A node runs on a Redis that is emptied and restarted. Within ten seconds all counts are right again. Holds last for
-// three presence timeouts, which is longer than a busy machine needs for the whole test.
+// A node runs on a Redis that is emptied and restarted. Within ten seconds all counts are right again. The users have
+// holds, which last longer than the test takes even on a busy machine.
 func TestClockANodeHealsRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -25,6 +25,7 @@ func TestClockANodeHealsRedis(t *testing.T) {
 		Name: "node", PresenceTimeout: time.Minute, Reply: replies(func(string, *heartbeat.Reply) {}),
 		Log: zerolog.Nop(),
 	})
+
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,10 +36,12 @@ func TestClockANodeHealsRedis(t *testing.T) {
 		defer close(done)
 		_ = n.Run(ctx)
 	}()
+
 	defer func() {
 		stop()
 		<-done
 	}()
+
 	n.Gateways(nil)
 	n.Own(upTo(presence.DefaultPartitions))
 
@@ -57,6 +60,7 @@ func TestClockANodeHealsRedis(t *testing.T) {
 			if err != nil || got[0].Stale {
 				return false
 			}
+
 			sum += got[0].Users
 		}
 
@@ -73,6 +77,7 @@ func TestClockANodeHealsRedis(t *testing.T) {
 				_, err := s.Generation(ctx)
 				return err != nil
 			})
+
 			server.Restart(t)
 		},
 	} {
@@ -81,12 +86,12 @@ func TestClockANodeHealsRedis(t *testing.T) {
 	}
 }
 
-// replies makes a function a node.Replies.
+// replies is a function that implements node.Replies.
 type replies func(gateway string, r *heartbeat.Reply)
 
 func (f replies) SendReply(gateway string, r *heartbeat.Reply) { f(gateway, r) }
 
-// asked returns a hold call that is made now.
+// asked returns the change of a hold by a call that is made now.
 func asked(u presence.User, page string, on bool) presence.HoldChange {
 	return presence.HoldChange{User: u, Page: page, On: on, Asked: time.Now()}
 }

@@ -12,7 +12,7 @@ import (
 	"headcount/unread"
 )
 
-// A change of a page is counted once, even if the connection breaks before the answer. Each change is on a page of its
+// A change of a page is counted once, even if the connection breaks before the answer. Each change has a page of its
 // own. The tests of counters cover the other commands.
 func TestServerAChangeCountsOnceWhenAnswersAreCutOff(t *testing.T) {
 	t.Parallel()
@@ -43,7 +43,7 @@ func TestServerAChangeCountsOnceWhenAnswersAreCutOff(t *testing.T) {
 
 	wg.Wait()
 
-	// A change without an acknowledgement may have been made or not, but never twice.
+	// A change without an acknowledgement may have been made, but never twice.
 	read := open(t, url)
 	unknown := 0
 	for page, ok := range acknowledged {
@@ -53,7 +53,7 @@ func TestServerAChangeCountsOnceWhenAnswersAreCutOff(t *testing.T) {
 		}
 
 		if n := levels[0].All; n > 1 || ok && n != 1 {
-			t.Errorf("%s: %d changes, acknowledged: %v", page, n, ok)
+			t.Errorf("%s has %d changes, though one was made and acknowledged: %v", page, n, ok)
 		}
 		if !ok {
 			unknown++

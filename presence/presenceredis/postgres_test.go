@@ -9,8 +9,8 @@ import (
 	"headcount/presence/presenceredis"
 )
 
-// Gateways and presence nodes agree on where PostgreSQL is. PostgreSQL can only be added while none of them runs, and
-// the same holds for data that this release stores in another way than the release before.
+// Gateways and presence nodes agree on the place of PostgreSQL. PostgreSQL can only be added while none of them runs.
+// The same holds for data that this release stores in another form than the former release.
 func TestServerProcessesAgreeOnPostgres(t *testing.T) {
 	server := redistest.Single(t)
 	start := func(name, postgres string) (*presenceredis.Store, error) {
@@ -43,7 +43,7 @@ func TestServerProcessesAgreeOnPostgres(t *testing.T) {
 	refused := func(_ *presenceredis.Store, err error) {
 		t.Helper()
 		if !errors.Is(err, presence.ErrFacts) {
-			t.Errorf("a process that differs: %v", err)
+			t.Errorf("a process with another setting: %v, want ErrFacts", err)
 		}
 	}
 
@@ -53,10 +53,10 @@ func TestServerProcessesAgreeOnPostgres(t *testing.T) {
 	refused(start("b:1", "beside"))
 	end(a, "a:1")
 
-	// When the last process has ended, one may add PostgreSQL.
+	// When the last process has ended, PostgreSQL may be added.
 	b := must(start("b:1", "behind 2"))
 	if is := fact(); is != "behind 2" {
-		t.Errorf("the fact is %v", is)
+		t.Errorf("the fact is %v, want \"behind 2\"", is)
 	}
 
 	refused(start("a:1", "none"))
@@ -72,21 +72,21 @@ func TestServerProcessesAgreeOnPostgres(t *testing.T) {
 			lease(roles)
 			refused(start("b:1", "behind 2"))
 		}
-		lease("") // a process that starts or ends has no role
+		lease("") // as a process that starts or ends
 		if _, err := start("b:1", "behind 2"); !errors.Is(err, presence.ErrUnavailable) {
-			t.Errorf("a process that has to wait: %v", err)
+			t.Errorf("a process that has to wait: %v, want ErrUnavailable", err)
 		}
 
-		// A dispatcher does not give the fact, so an older one may go on.
+		// Dispatchers have no part in this fact, so an older one may run on.
 		lease("dispatcher")
 		end(must(start("b:1", "behind 2")), "b:1")
 		refused(start("old:2", "behind"))
 	}
 
-	// Dispatchers, which do not give it, may have come first.
+	// Dispatchers, which do not write it, may have started first.
 	server.Do(t, "HDEL", "hc:{c}:facts", "postgres")
 	must(start("c:1", "none"))
 	if is := fact(); is != "none" {
-		t.Errorf("the fact is %v", is)
+		t.Errorf("the fact is %v, want \"none\"", is)
 	}
 }

@@ -74,8 +74,8 @@ func forContract(c *presenceredis.Config) {
 	c.FactsWait = 50 * time.Millisecond
 }
 
-// The whole contract works over TLS as the user that deploy/redis.acl documents, and Redis refuses that user nothing.
-// Redis 6.2 is the oldest supported version, so the store sends only commands that it has.
+// The whole contract works over TLS, as the user that deploy/redis.acl documents, and Redis refuses that user nothing.
+// The store sends only commands of Redis 6.2, the oldest supported version.
 func TestServerContract(t *testing.T) {
 	server := secure(t)
 	presencetest.Run(t, func(t testing.TB) presencetest.Store {
@@ -88,15 +88,16 @@ func TestServerContract(t *testing.T) {
 		"hincrby sadd srem scard smismember sscan unlink expire persist ttl getrange setrange append strlen mget " +
 		"mset zadd zcard zrange zrangebyscore zrem zscore exists pfcount pfmerge scan publish subscribe time " +
 		"client|setname hello select flushall")
+
 	for line := range strings.Lines(server.Do(t, "INFO", "commandstats").(string)) {
 		name, _, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":")
 		if ok && strings.HasPrefix(line, "cmdstat_") && !slices.Contains(known, name) {
-			t.Errorf("sends %s", name)
+			t.Errorf("the store sends %s, which Redis 6.2 may lack", name)
 		}
 	}
 }
 
-// The URL is that of one server, which says that it is part of a Cluster.
+// The URL names one server, which reports that it is part of a Cluster.
 func TestServerContractOnCluster(t *testing.T) {
 	presencetest.RunParts(t, presencetest.Parts{
 		"many members and pages in one write are listed": "one write has keys of several slots",

@@ -29,8 +29,8 @@ func renew(t testing.TB, s *presenceredis.Store, p presence.Process) ([]presence
 	}
 }
 
-// A process is refused whose settings are not those of the processes before it, or whose Redis has data of another
-// format. A later version may add a fact: its first process finds a Redis without that fact, and this version finds one
+// A process is refused if its settings differ from those of running processes, or if its Redis has data of another
+// format. A later release may add a fact: its first process finds a Redis without that fact, and this release finds one
 // fact too many.
 func TestServerDifferentSettingsAreRefused(t *testing.T) {
 	const facts, knows = "hc:{c}:facts", `, this version knows 5 and 6; run the version that wrote it`
@@ -43,7 +43,7 @@ func TestServerDifferentSettingsAreRefused(t *testing.T) {
 	for name, tc := range map[string]struct {
 		is     []any // a command that changes the facts
 		change func(*presenceredis.Config)
-		want   string // in the text; empty: no error
+		want   string // in the error; empty: no error
 	}{
 		"same": {},
 		"partitions": {
@@ -89,13 +89,14 @@ func TestServerDifferentSettingsAreRefused(t *testing.T) {
 			t.Errorf("%s: the fact of a later version is %v", name, known[0])
 		}
 		if tc.want == "" && known[1] == nil {
-			t.Errorf("%s: a fact is missing", name)
+			t.Errorf("%s: a fact of this release is missing", name)
 		}
+
 		server.Do(t, "RESTORE", facts, "0", before, "REPLACE")
 	}
 }
 
-// saysOrNot reports whether err is ErrFacts with a text, or nil if the text is empty.
+// saysOrNot reports whether err is ErrFacts with the text; an empty text stands for no error.
 func saysOrNot(err error, text string) bool {
 	if text == "" {
 		return err == nil
@@ -104,16 +105,17 @@ func saysOrNot(err error, text string) bool {
 	return errors.Is(err, presence.ErrFacts) && strings.Contains(err.Error(), text)
 }
 
-// A Redis that a process of the previous release has initialized keeps its hash tags, because that process may still
-// run. A new Redis gets evenly distributed tags, with which all other tests work.
+// If a process of the previous release has initialized a Redis, it keeps its hash tags, because that process may still
+// run. A new Redis gets evenly distributed tags; all other tests use those.
 func TestServerARedisKeepsItsHashTags(t *testing.T) {
 	const format = "5"
 	server := redistest.Single(t)
-	server.Do(t, "HSET", "hc:{c}:facts", "format", format) // an older process has written no more so far
+	server.Do(t, "HSET", "hc:{c}:facts", "format", format) // all that an older process has written so far
 	s := open(t, server.URL(), quick)
 	if _, err := renew(t, s, presence.Process{Name: "a", Incarnation: 1}); err != nil {
 		t.Fatal(err)
 	}
+
 	c := start(t, s)
 	// Publications must go to the channel of the same bucket.
 	users := c.follow("p")
@@ -121,11 +123,12 @@ func TestServerARedisKeepsItsHashTags(t *testing.T) {
 	testkit.Eventually(t, "the watcher has the count", func() bool { return users("p") == 3 })
 
 	if is := server.Do(t, "HGET", "hc:{c}:facts", "format"); is != format {
-		t.Errorf("the format became %v", is)
+		t.Errorf("the format became %v, want %v", is, format)
 	}
+
 	key := fmt.Sprintf("hc:{b%d}:c:p", presence.Bucket("p", presence.DefaultBuckets))
 	if is := server.Do(t, "EXISTS", key); is != int64(1) {
-		t.Errorf("%s does not exist, but %v", key, server.Do(t, "KEYS", "hc:{b*}:c:*"))
+		t.Errorf("the key %s does not exist; the keys are %v", key, server.Do(t, "KEYS", "hc:{b*}:c:*"))
 	}
 
 	listed := []string{}
@@ -133,18 +136,18 @@ func TestServerARedisKeepsItsHashTags(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !slices.Contains(listed, "p") {
-		t.Errorf("the pages are %q", listed)
+		t.Errorf("the pages are %q, want p among them", listed)
 	}
 }
 
 // life is a process that joins, with the settings that change gives it.
 type life struct {
 	change func(*presenceredis.Facts)
-	want   string // in the text of the error; empty: no error
-	is     string // the fact afterwards; empty: there is none
+	want   string // in the error; empty: no error
+	is     string // the fact afterwards; empty: none
 }
 
-// Processes come one after another, and what one knows of a fact decides whether the next may join.
+// Processes start one after another, and what one of them knows of a fact decides whether the next may join.
 func TestServerFactsOfProcessesThatCome(t *testing.T) {
 	const refused = `the webhooks' data in Redis is of format "1", this version knows 2; run the version that wrote ` +
 		`it, or delete the keys`
@@ -153,7 +156,7 @@ func TestServerFactsOfProcessesThatCome(t *testing.T) {
 	secret := func(s string) func(*presenceredis.Facts) { return func(f *presenceredis.Facts) { f.Secret = s } }
 
 	for name, tc := range map[string]struct {
-		fact  string // empty: it is not looked at
+		fact  string // empty: not checked
 		lives []life
 	}{
 		// A process that does not know the format number of webhooks ignores it. The first one that knows it writes it.
@@ -184,6 +187,7 @@ func TestServerFactsOfProcessesThatCome(t *testing.T) {
 					t.Errorf("%s, %d: Renew = %v, want %q", name, i, err, of.want)
 				}
 			}
+
 			if tc.fact == "" {
 				continue
 			}
@@ -215,7 +219,7 @@ func TestServerRunningProcessesWriteTheFactsAgain(t *testing.T) {
 
 	got, _, err := old.Renew(t.Context(), p, time.Minute)
 	if err != nil || len(got) != 1 {
-		t.Fatalf("Renew = %+v, %v; want old alone, without the one that waits", got, err)
+		t.Fatalf("Renew = %+v, %v; want the running process alone, without the waiting one", got, err)
 	}
 
 	if _, _, err := starting.Renew(t.Context(), q, time.Minute); !errors.Is(err, presence.ErrFacts) {
@@ -224,7 +228,7 @@ func TestServerRunningProcessesWriteTheFactsAgain(t *testing.T) {
 }
 
 // The clock of Redis goes back, as after a failover to a server whose clock is behind. A dead process does not keep its
-// lease any longer.
+// lease longer because of that.
 func TestClockAClockThatGoesBack(t *testing.T) {
 	server := redistest.Single(t)
 	s := open(t, server.URL(), quick)
@@ -232,14 +236,14 @@ func TestClockAClockThatGoesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// The dead process has a lease by the former clock.
+	// The dead process has a lease that ends an hour later by the new clock.
 	until := time.Now().Add(time.Hour).UnixMilli()
 	server.Do(t, "HSET", "hc:{c}:leases", "died:1", fmt.Sprint(until, " 7 presence"))
 
 	const ttl = 300 * time.Millisecond
 	all, _, err := s.Renew(t.Context(), presence.Process{Name: "a"}, ttl)
 	if err != nil || len(all) != 2 {
-		t.Fatalf("%+v, %v; want both: it may run", all, err)
+		t.Fatalf("the processes are %+v, %v; want both, since the other one may still run", all, err)
 	}
 
 	testkit.Within(t, ttl+time.Second, "the lease is over", func() bool {
@@ -248,7 +252,7 @@ func TestClockAClockThatGoesBack(t *testing.T) {
 	})
 }
 
-// Only the facts are lost, by a delete of their key or a failover. The running processes write them again although
+// Only the facts are lost, by a delete of their key or a failover. The running processes write them again, even though
 // their leases exist, and no process with other settings can start.
 func TestServerFactsThatAreMissingAreWrittenAgain(t *testing.T) {
 	server := redistest.Single(t)
@@ -258,7 +262,7 @@ func TestServerFactsThatAreMissingAreWrittenAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Each of these losses must be repaired before a stranger can begin with other facts.
+	// Each of these losses must be repaired before a stranger can write other facts.
 	facts := server.Do(t, "HGETALL", "hc:{c}:facts")
 	for _, lose := range [][]any{
 		{"DEL", "hc:{c}:facts"}, {"HDEL", "hc:{c}:facts", "format", "secret"}, {"HDEL", "hc:{c}:facts", "region"},
@@ -282,13 +286,13 @@ func TestServerFactsThatAreMissingAreWrittenAgain(t *testing.T) {
 	}
 }
 
-// hashKeys records the keys that processes received, in order.
+// hashKeys records the keys of user hashes that processes received, in order.
 type hashKeys []string
 
 func (k *hashKeys) SetHashKey(key []byte) { *k = append(*k, string(key)) }
 
-// The key of user hashes is made once. A process that knows one of the secrets can open it, through every step of a
-// rotation and after a loss. Other processes are refused.
+// The key of user hashes is made once. A process that knows one of the secrets can open it, at every step of a rotation
+// and after a loss. Other processes are refused.
 func TestServerTheHashKeyOutlivesItsSecrets(t *testing.T) {
 	server := redistest.Single(t)
 	var keys hashKeys
@@ -316,20 +320,21 @@ func TestServerTheHashKeyOutlivesItsSecrets(t *testing.T) {
 			t.Fatalf("%q: %v", secrets, err)
 		}
 
-		if _, err := renew(t, g, presence.Process{Name: "g" + strconv.Itoa(i)}); err != nil { // adds its seal
+		// This process adds its seal.
+		if _, err := renew(t, g, presence.Process{Name: "g" + strconv.Itoa(i)}); err != nil {
 			t.Fatal(err)
 		}
 	}
 
 	if _, err := gateway("stranger", "c"); !errors.Is(err, presence.ErrFacts) {
-		t.Fatalf("a secret that opens nothing: %v, want ErrFacts", err)
+		t.Fatalf("a process with a foreign secret: %v, want ErrFacts", err)
 	}
 
 	if _, err := renew(t, node, presence.Process{Name: "node"}); err != nil {
 		t.Fatal(err)
 	}
 
-	// No gateway runs any more: the node keeps the seals, which it cannot open itself.
+	// Without a running gateway the node keeps the seals, though it cannot open them.
 	server.Flush(t)
 	if _, err := renew(t, node, presence.Process{Name: "node"}); err != nil {
 		t.Fatal(err)
@@ -341,10 +346,10 @@ func TestServerTheHashKeyOutlivesItsSecrets(t *testing.T) {
 		}
 	}
 
-	// Every gateway that could start was given the same key.
+	// Every gateway that could start received the same key.
 	for _, key := range keys {
 		if key != keys[0] {
-			t.Fatalf("%d keys were received, not all the same", len(keys))
+			t.Fatalf("of %d keys that were received not all are the same", len(keys))
 		}
 	}
 }

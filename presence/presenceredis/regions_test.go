@@ -33,13 +33,14 @@ func inRegion(name string, peers ...string) func(*presenceredis.Config) {
 	}
 }
 
-// part returns the region's users on the page as the store sees them, and the total.
+// part returns a region's users on the page, as the store has them, and the total.
 func part(t testing.TB, s *presenceredis.Store, page, region string) (users, total int64) {
 	t.Helper()
 	count, parts, err := s.Parts(context.Background(), page)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	sum := int64(0)
 	for _, p := range parts {
 		sum += p.Users
@@ -47,9 +48,11 @@ func part(t testing.TB, s *presenceredis.Store, page, region string) (users, tot
 			users = p.Users
 		}
 	}
+
 	if sum != count.Users {
-		t.Fatalf("the parts of %+v are %v", count, parts)
+		t.Fatalf("the parts %[2]v do not add up to %+[1]v", count, parts)
 	}
+
 	return users, count.Users
 }
 
@@ -61,6 +64,7 @@ func drawBatch(t *rapid.T, pages []string, sent []pncounter.Batch) pncounter.Bat
 		if rapid.Bool().Draw(t, "goes on") {
 			b.From, b.To = b.To, b.To+1
 		}
+
 		return b
 	}
 
@@ -83,7 +87,7 @@ func drawBatch(t *rapid.T, pages []string, sent []pncounter.Batch) pncounter.Bat
 	return b
 }
 
-// differential checks that merge.lua does the same as the pure type, batch by batch.
+// differential checks, batch by batch, that merge.lua does the same as the pure type.
 func differential(t *testing.T, url string, flush func()) {
 	s := open(t, url, inRegion("us", "eu"), func(c *presenceredis.Config) {
 		c.Partitions = 1
@@ -101,7 +105,7 @@ func differential(t *testing.T, url string, flush func()) {
 		}
 
 		counts := []presence.PageUsers{}
-		if rapid.Bool().Draw(rt, "pages of this region, too") { // it has a user on each, so that they exist
+		if rapid.Bool().Draw(rt, "pages of this region, too") { // with a user on each, so that they exist
 			for _, page := range pages {
 				counts = append(counts, presence.PageUsers{Page: page, Users: 1})
 			}
@@ -114,7 +118,7 @@ func differential(t *testing.T, url string, flush func()) {
 			rt.Fatal(out[0].Err)
 		}
 
-		// Each batch has the same effect on the model. Versions never fall, whatever the batch is.
+		// Each batch has the same effect on store and model. Versions never fall, whatever the batch.
 		var model presencetest.Copy
 		versions := map[string]presence.Version{}
 
@@ -129,13 +133,13 @@ func differential(t *testing.T, url string, flush func()) {
 			got, want := acks[0], model.Merge(b)
 			got.Changed = 0 // the model does not count the changes
 			if !reflect.DeepEqual(got, want) {
-				rt.Fatalf("merge.lua says %+v to %+v, the model %+v", got, b, want)
+				rt.Fatalf("merge.lua answers %+v to %+v, and the model %+v", got, b, want)
 			}
 			for _, page := range pages {
-				// The store shows the peer's users as the model has them, and the users of this region in addition.
+				// The store has the peer's users as in the model, and the users of this region in addition.
 				users, total := part(t, s, page, "eu")
 				if want := model.Value(page); users != want || total != want+int64(len(counts)/len(pages)) {
-					rt.Fatalf("%q has %d users in eu, %d in all; the model says %d", page, users, total, want)
+					rt.Fatalf("%q has %d users in eu, %d in all; the model has %d in eu", page, users, total, want)
 				}
 				c := read(t, s, page)
 				if old, ok := versions[page]; ok && c.Version.Compare(old) < 0 {
@@ -163,7 +167,7 @@ func TestServerMergeEqualsThePureType(t *testing.T) {
 	differential(t, server.URL(), func() { server.Flush(t) })
 }
 
-// world is a region: its Redis, and the one owner of all its partitions.
+// world is a region: its Redis, and one owner of all partitions.
 type world struct {
 	*presenceredis.Store
 	t        testing.TB
@@ -172,8 +176,8 @@ type world struct {
 	sequence uint64
 	stop     func()
 	shared   *region.Replicator
-	buckets  []int        // that it shares
-	bytes    atomic.Int64 // on the links of share
+	buckets  []int        // the buckets that it replicates
+	bytes    atomic.Int64 // bytes on its links to peers
 }
 
 func newWorld(t testing.TB, url, name string, peers ...string) *world {
@@ -197,6 +201,7 @@ func (w *world) claim(counts ...presence.PageUsers) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
+
 	w.claims = claims
 	changes := make([]presence.Change, len(claims))
 	for i, c := range w.claims {
@@ -225,7 +230,7 @@ func (w *world) set(page string, users int64) {
 		Claim: w.claims[0], Sequence: w.sequence, Counts: []presence.PageUsers{{Page: page, Users: users}},
 	})
 
-	if w.shared != nil { // in a process, the dispatcher calls this
+	if w.shared != nil { // in a real process the dispatcher calls this
 		w.shared.Changed(presence.Bucket(page, presence.DefaultBuckets))
 	}
 }
@@ -271,13 +276,13 @@ func (w *world) share(stale time.Duration, peers map[string]string) {
 	w.t.Cleanup(w.stop)
 }
 
-// look makes the replicator compare the positions of all peers at once. In operation it does so every other second.
+// look makes the replicator compare the positions of all peers at once. In operation it does that every other second.
 func (w *world) look() {
 	slices.Reverse(w.buckets) // a changed list of buckets starts a comparison
 	w.shared.Own(w.buckets)
 }
 
-// shows waits until the store shows that many users, not stale.
+// shows waits until the store has that many users, not stale.
 func (w *world) shows(page string, users int64) {
 	w.t.Helper()
 	var last presence.Count
@@ -293,7 +298,7 @@ func (w *world) shows(page string, users int64) {
 	})
 }
 
-// three returns three regions that share with each other, over TLS as the documented user.
+// three returns three regions that replicate to each other over TLS, as the documented user.
 func three(t *testing.T) (servers map[string]*redistest.Server, worlds map[string]*world) {
 	names := []string{"us", "eu", "ap"}
 	servers = map[string]*redistest.Server{}
@@ -314,8 +319,8 @@ func three(t *testing.T) (servers map[string]*redistest.Server, worlds map[strin
 	return servers, worlds
 }
 
-// Regions share counts even if different releases have initialized their Redis, so that the hash tags differ. A Redis
-// that is emptied may get other tags.
+// Regions share counts even if different releases have initialized their Redis, so that the hash tags differ. An
+// emptied Redis may get other tags.
 func TestServerRegionsWithOtherHashTagsShareCounts(t *testing.T) {
 	t.Parallel()
 	servers := map[string]*redistest.Server{"us": redistest.Start(t), "eu": redistest.Start(t)}
@@ -331,7 +336,7 @@ func TestServerRegionsWithOtherHashTagsShareCounts(t *testing.T) {
 	us.shows("p", 3)
 	eu.shows("p", 3)
 
-	// The Redis is emptied, so the next process begins it with the tags of this release.
+	// The Redis is emptied, so the next process initializes it with the tags of this release.
 	us.stop()
 	servers["us"].Flush(t)
 	again := newWorld(t, servers["us"].URL(), "us", "eu")
@@ -358,8 +363,8 @@ func urls(servers map[string]*redistest.Server, but string) map[string]string {
 	return all
 }
 
-// sharing is three regions that share counts, for the parts of TestServerRegionsShareCounts. Each part begins with the
-// counts that the one before has left.
+// sharing has three regions that share counts, for the parts of TestServerRegionsShareCounts. Each part begins with the
+// counts that the former part has left.
 type sharing struct {
 	servers map[string]*redistest.Server
 	worlds  map[string]*world
@@ -372,7 +377,7 @@ func (s sharing) look() {
 	}
 }
 
-// all waits until every region shows that many users.
+// all waits until every region has that many users.
 func (s sharing) all(t *testing.T, page string, users int64) {
 	t.Helper()
 	for _, w := range s.worlds {
@@ -389,14 +394,15 @@ func TestServerRegionsShareCounts(t *testing.T) {
 		worlds[name].set("p", int64(i+1))
 		worlds[name].set(presence.AllPages, int64(i+1))
 	}
+
 	s.all(t, "p", 6)
 	s.all(t, presence.AllPages, 6)
 
-	// Users leave in one region, and the others learn of it.
+	// Users leave in one region, and the counts of the others follow.
 	worlds["eu"].set("p", 0)
 	s.all(t, "p", 4)
 	if users, _ := part(t, worlds["us"].Store, "p", "ap"); users != 3 {
-		t.Errorf("us sees %d users of ap, want 3", users)
+		t.Errorf("us has %d users of ap, want 3", users)
 	}
 
 	for _, part := range []struct {
@@ -429,7 +435,7 @@ func (s sharing) emptied(t *testing.T) {
 	s.all(t, presence.AllPages, 6)
 
 	if v := read(t, us.Store, "p").Version; v.Compare(before) <= 0 {
-		t.Errorf("version %v after %v", v, before)
+		t.Errorf("the version is %v, want one greater than %v", v, before)
 	}
 }
 
@@ -438,7 +444,7 @@ func (s sharing) lost(t *testing.T) {
 	us.set("gone", 5)
 	s.all(t, "gone", 5)
 
-	// The owner does not write this page again, nor the count of the site.
+	// The owner writes neither this page nor the count of the site again.
 	s.servers["us"].Flush(t)
 	us.renew()
 	us.claim(presence.PageUsers{Page: "p", Users: 1})
@@ -453,13 +459,13 @@ func (s sharing) clockWentBack(t *testing.T) {
 	s.worlds["us"].stop()
 	s.servers["us"].Flush(t)
 
-	// This process knows nothing of the region's past, and its clock is wrong.
+	// This process does not know the region's past, and its clock is behind.
 	fresh := open(t, s.servers["us"].URL(), inRegion("us", "eu", "ap"), quick)
 	us := &world{t: t, name: "us", Store: fresh}
 	us.renew()
 	us.claim()
 
-	// The peers have state of this region from an hour ahead.
+	// The peers have state of this region whose numbers are an hour ahead.
 	eu := s.servers["eu"].Client()
 	defer eu.Close()
 	future := fmt.Sprint(time.Now().Add(time.Hour).UnixMilli())
@@ -472,7 +478,7 @@ func (s sharing) clockWentBack(t *testing.T) {
 		return old[:i] + "us " + future + " 9 0;" + rest
 	})
 
-	// In operation, the name of the region becomes free after a while.
+	// In operation the name of the region becomes free after a while.
 	for _, peer := range []string{"eu", "ap"} {
 		s.servers[peer].Do(t, "HDEL", "hc:{c}:regions", "us")
 	}
@@ -517,7 +523,7 @@ func (s sharing) forgotten(t *testing.T) {
 		return err == nil && errors.Is(client.ZScore(t.Context(), log, "old").Err(), redis.Nil)
 	})
 
-	// The peer still has a user on the page, and the log does not name the page any more.
+	// The peer still has a user on the page, but the log no longer has the page.
 	restoreAll(t, s.servers["ap"], dump)
 	s.look()
 	s.worlds["ap"].shows("old", 0)
@@ -542,7 +548,7 @@ func (s sharing) foreign(t *testing.T) {
 	broken := (presence.Bucket("p", presence.DefaultBuckets) + 1) % presence.DefaultBuckets
 	state := presenceredis.BucketKey(broken, "s")
 
-	// In the peer, another program has the key of a page, and the key of a whole bucket's state.
+	// In the peer's Redis another program has taken the key of a page, and the key of a bucket's state.
 	ap.Do(t, "SET", pageKey("taken"), "theirs")
 	ap.Do(t, "RENAME", state, state+" kept")
 	ap.Do(t, "SET", state, "theirs")
@@ -572,14 +578,15 @@ func pageKey(page string) string {
 	return presenceredis.BucketKey(presence.Bucket(page, presence.DefaultBuckets), "c:"+page)
 }
 
-// editPairs changes the other regions' pairs of a page, whose form is that of page.lua.
+// editPairs changes the other regions' pairs of a page. They have the form of page.lua.
 func editPairs(t *testing.T, c *redis.Client, key string, edit func(pairs string) string) {
 	t.Helper()
 	text, err := c.Get(t.Context(), key).Result()
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The head of the value has the length of the pairs, which are at its end.
+
+	// The head of the value contains the length of the pairs, which are at its end.
 	const lengthAt = 40
 	body := len(text) - int(text[lengthAt])<<8 - int(text[lengthAt+1])
 	pairs := edit(text[body:])
@@ -619,7 +626,7 @@ func dumpAll(t *testing.T, s *redistest.Server) map[string]string {
 	return dump
 }
 
-// restoreAll replaces all data of the server in one transaction, so nobody sees it empty or half restored.
+// restoreAll replaces all data of the server in one transaction, so that no client sees it empty or half restored.
 func restoreAll(t *testing.T, s *redistest.Server, dump map[string]string) {
 	c := s.Client()
 	defer c.Close()
@@ -648,7 +655,7 @@ func (w *world) fill(pages int, users int64) {
 	}
 }
 
-// An idle link costs little, however many pages there are.
+// An idle link costs little, however many pages the regions have.
 func TestServerALinkAtRestCostsLittle(t *testing.T) {
 	t.Parallel()
 	const most = 10 << 10 // bytes a second
@@ -660,7 +667,7 @@ func TestServerALinkAtRestCostsLittle(t *testing.T) {
 	eu.share(0, map[string]string{"us": a.URL()})
 	eu.shows("page/19999", 1)
 
-	// How soon the link is idle depends on the machine.
+	// How soon the link becomes idle depends on the machine, so the test tries again.
 	for tries := 1; ; tries++ {
 		before, start := us.bytes.Load(), time.Now()
 		time.Sleep(8 * time.Second)
@@ -671,13 +678,13 @@ func TestServerALinkAtRestCostsLittle(t *testing.T) {
 			return
 		}
 		if tries == 4 {
-			t.Fatalf("%.0f bytes a second at rest, more than %d", rate, most)
+			t.Fatalf("the idle link carries %.0f bytes a second, want %d at most", rate, most)
 		}
 	}
 }
 
-// A Redis may only have imported counters. It can be greeted once its first process has added the other facts.
-// Disabling the Redis user of a peer then is an outage, which ends when the user is enabled again.
+// A Redis that has only imported counters cannot be a peer until its first process has added the other facts. If the
+// Redis user of a peer is disabled, that is an outage until the user is enabled again.
 func TestServerAPeerThatCannotBeUsedYet(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -692,12 +699,12 @@ func TestServerAPeerThatCannotBeUsedYet(t *testing.T) {
 	peer := presenceredis.NewPeer(open(t, url), "us", "eu")
 	err := peer.Hello(t.Context(), "me")
 	if !errors.Is(err, presence.ErrUnavailable) || errors.Is(err, pncounter.ErrRefused) {
-		t.Errorf("without a process: %v", err)
+		t.Errorf("before the first process: %v, want ErrUnavailable", err)
 	}
 
 	newWorld(t, server.URL(), "eu")
 	if err := peer.Hello(t.Context(), "me"); err != nil {
-		t.Fatalf("with a process: %v", err)
+		t.Fatalf("after the first process: %v", err)
 	}
 
 	server.Do(t, "ACL", "SETUSER", "us", "off")
@@ -705,11 +712,11 @@ func TestServerAPeerThatCannotBeUsedYet(t *testing.T) {
 	for range 6 {
 		err := peer.Hello(t.Context(), "me")
 		if !errors.Is(err, presence.ErrUnavailable) || errors.Is(err, pncounter.ErrRefused) {
-			t.Fatalf("with its user switched off: %v", err)
+			t.Fatalf("Hello with a disabled user: %v, want ErrUnavailable", err)
 		}
 
 		if _, err := peer.Positions(t.Context(), []int{0, 1}); !errors.Is(err, presence.ErrUnavailable) {
-			t.Fatalf("with its user switched off: %v", err)
+			t.Fatalf("Positions with a disabled user: %v, want ErrUnavailable", err)
 		}
 	}
 
@@ -717,7 +724,7 @@ func TestServerAPeerThatCannotBeUsedYet(t *testing.T) {
 	testkit.Eventually(t, "the peer is there again", func() bool { return peer.Hello(t.Context(), "me") == nil })
 }
 
-// A link sends all changes soon after its peer is back from an outage.
+// When a peer is back after an outage, a link soon sends all changes.
 func TestClockALinkIsBackWithinTwoSeconds(t *testing.T) {
 	t.Parallel()
 	servers, worlds := three(t)
@@ -728,16 +735,16 @@ func TestClockALinkIsBackWithinTwoSeconds(t *testing.T) {
 	servers["eu"].Kill()
 	worlds["us"].set("p", 2)
 
-	time.Sleep(2 * time.Second) // by then the pauses between attempts have their full length
+	time.Sleep(2 * time.Second) // until the pauses between attempts have their full length
 	servers["eu"].Restart(t)
 
-	// A new connection reads Redis, so that the test does not wait for the reconnection of its own client.
+	// A new client reads Redis, so that the test does not wait until its own one reconnects.
 	fresh := open(t, servers["eu"].URL(), inRegion("eu", "us", "ap"))
 	testkit.Within(t, 2*time.Second, "eu knows what us has", func() bool { return read(t, fresh, "p").Users == 2 })
 }
 
 // A region gets a peer, loses it and gets it again. Totals include the peer's users only while it is a peer, and
-// nothing that ended meanwhile comes back.
+// presence that ended meanwhile does not come back.
 func TestServerPeersComeAndGo(t *testing.T) {
 	t.Parallel()
 	a, b := redistest.Start(t), redistest.Start(t)
@@ -756,17 +763,17 @@ func TestServerPeersComeAndGo(t *testing.T) {
 	eu.shows("q", 1)
 	us.stop()
 
-	us.share(0, nil) // the same region after a restart without --peer
+	us.share(0, nil) // as after a restart without --peer
 	us.shows("p", 2)
 	us.set("q", 0)
 	us.set("p", 4)
 	us.shows("p", 4)
 
 	if keys := a.Do(t, "KEYS", "hc:{b*}:l").([]any); len(keys) > 0 {
-		t.Errorf("without peers there are still logs: %v", keys)
+		t.Errorf("without peers the logs %v are left, want none", keys)
 	}
 
-	// While the two are apart, the page is forgotten.
+	// While the two are no peers, the page is forgotten.
 	a.Do(t, "DEL", pageKey("q"))
 	us.stop()
 

@@ -19,7 +19,7 @@ import (
 )
 
 // TestServerEveryScriptMayRunTwice checks what the head of each script promises: a run that is repeated at once changes
-// nothing in Redis and publishes nothing. Values that follow the time (a lease, a greeting) are exempt.
+// nothing in Redis, and publishes nothing. Values that follow the time (a lease, a greeting) are exempt.
 //
 // The invariants by script, and where else they are tested:
 //
@@ -159,16 +159,16 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 		}
 
 		if !moves[cl.Script] && !maps.Equal(after[0], after[1]) {
-			t.Errorf("%s changed something when it ran again:\n%v\n%v", cl.Script, after[0], after[1])
+			t.Errorf("%s changed data when it ran again:\n%v\n%v", cl.Script, after[0], after[1])
 		}
 		if moves[cl.Script] && !slices.Equal(slices.Sorted(maps.Keys(after[0])), slices.Sorted(maps.Keys(after[1]))) {
-			t.Errorf("%s added something when it ran again:\n%v\n%v", cl.Script, after[0], after[1])
+			t.Errorf("%s added or removed keys when it ran again:\n%v\n%v", cl.Script, after[0], after[1])
 		}
 	}
 
 	for _, name := range scripts.Presence {
 		if !ran[name] {
-			t.Errorf("%s is not run", name)
+			t.Errorf("this test does not run %s", name)
 		}
 	}
 }
@@ -207,10 +207,13 @@ func everything(t *testing.T, s *Store) map[string]string {
 				return fmt.Errorf("%s is a %s: %w", key, kind, redis.Nil)
 			}
 		}
+
 		return nil
 	})
+
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return all
 }

@@ -38,15 +38,16 @@ func TestServerRegionsOverTLSOnCluster(t *testing.T) {
 	}
 
 	us, eu := newWorld(t, cluster.URL(), "us"), newWorld(t, single.URL(), "eu", "us")
-	us.fill(2000, 1) // before there is a log
+	us.fill(2000, 1) // before a log exists
 	heard := listening(t, us.Store)
-	testkit.Eventually(t, "a publication of the Cluster", func() bool { // the first may precede the subscription
+	// The first one may come before the subscription.
+	testkit.Eventually(t, "a publication of the Cluster", func() bool {
 		us.set("p", 1)
 		us.set("p", 2)
 		return heard()
 	})
 
-	// The pages from before the log have to be listed.
+	// The pages from before the log must be listed for it.
 	us.share(0, map[string]string{"eu": single.URL()})
 	eu.share(0, map[string]string{"us": cluster.URL()})
 	eu.set("p", 3)
@@ -56,7 +57,7 @@ func TestServerRegionsOverTLSOnCluster(t *testing.T) {
 		w.shows("page/1999", 1)
 	}
 
-	// The end of presence crosses the link, too.
+	// The end of presence reaches the peer, too.
 	us.set("p", 0)
 	eu.shows("p", 3)
 }
@@ -72,8 +73,8 @@ func listening(t *testing.T, s *presenceredis.Store) (heard func() bool) {
 	return came.Load
 }
 
-// A client with a rediss:// URL rejects a certificate of another host. A server that requires TLS gets no plain
-// connection.
+// A client with a rediss:// URL rejects the certificate of another host. A client without TLS cannot connect to a
+// server that requires TLS.
 func TestServerTLSIsVerified(t *testing.T) {
 	t.Parallel()
 	server := secure(t)
@@ -82,11 +83,11 @@ func TestServerTLSIsVerified(t *testing.T) {
 		"without TLS":  strings.Replace(server.URL(), "rediss://", "redis://", 1),
 	} {
 		if _, err := open(t, url).Counts(t.Context(), []string{"p"}); !errors.Is(err, presence.ErrUnavailable) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want ErrUnavailable", name, err)
 		}
 	}
 
 	if _, err := open(t, server.URL()).Counts(t.Context(), []string{"p"}); err != nil {
-		t.Errorf("as documented: %v", err)
+		t.Errorf("with the documented settings: %v", err)
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"headcount/unread"
 )
 
-// The link to Redis stalls while a process saves a follow, and the caller gives up. Another process then makes the
-// opposite change and answers. When the link delivers the late save, the answered change stands.
+// The link to Redis stalls while a process saves a follow, and its caller gives up. Another process then makes the
+// opposite change and answers. When the link finally delivers the save, the answered change stands.
 func TestServerAStalledLinkUndoesNoFollow(t *testing.T) {
 	server := redistest.Start(t)
 	url, link := server.Stall(t)
@@ -28,10 +28,11 @@ func TestServerAStalledLinkUndoesNoFollow(t *testing.T) {
 	}
 	forget := func(ctx context.Context, s *unread.FollowService, u unread.User) error { return s.Forget(ctx, u) }
 
-	// The script is loaded now, so that the late call need not load it.
+	// This loads the script, so that the late call need not do it.
 	if err := follow(t.Context(), near, unread.User{255}); err != nil {
 		t.Fatal(err)
 	}
+
 	for i, tc := range []struct {
 		name        string
 		follows     bool // before and after
@@ -48,20 +49,22 @@ func TestServerAStalledLinkUndoesNoFollow(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+
 		testkit.Eventually(t, "the far process reaches Redis", func() bool {
 			_, err := far.Read(t.Context(), u)
 			return err == nil
 		})
 
-		// The call is on its way when its caller gives up.
+		// When the caller gives up, the call is on its way.
 		link.StallAtScript()
 		ctx, giveUp := context.WithTimeout(t.Context(), time.Second)
 		if err := tc.late(ctx, far, u); !errors.Is(err, presence.ErrUnavailable) {
-			t.Fatalf("%s: the call over the stalled link: %v", tc.name, err)
+			t.Fatalf("%s: the call over the stalled link returns %v, want ErrUnavailable", tc.name, err)
 		}
+
 		giveUp()
 		if err := tc.after(t.Context(), near, u); err != nil {
-			t.Fatalf("%s: the other process: %v", tc.name, err)
+			t.Fatalf("%s: the call of the other process fails: %v", tc.name, err)
 		}
 
 		runs := scriptRuns(t, server)

@@ -12,7 +12,7 @@ import (
 	"headcount/presence/presenceredis"
 )
 
-// A former master that was not demoted keeps its connections, but nothing is published there any more. Subscriptions
+// A former master that was not demoted keeps its connections, but no change is published there any more. Subscriptions
 // must move to the new master.
 func TestServerSubscriptionsLeaveAFormerMasterThatLivesOn(t *testing.T) {
 	t.Parallel()
@@ -23,8 +23,8 @@ func TestServerSubscriptionsLeaveAFormerMasterThatLivesOn(t *testing.T) {
 	})
 }
 
-// follow watches all buckets until the test ends, and reads lost ones as a dispatcher does. The returned function
-// returns the newest count of a page.
+// follow watches all buckets until the test ends, and reads lost ones like a dispatcher. The returned function returns
+// the newest count of a page.
 func (c *cluster) follow(pages ...string) (users func(page string) int64) {
 	var mu sync.Mutex
 	newest := map[string]presence.Count{}
@@ -59,7 +59,7 @@ func (c *cluster) follow(pages ...string) (users func(page string) int64) {
 	}
 }
 
-// A follower that cannot subscribe polls the counts instead.
+// A follower that cannot subscribe polls the counts.
 func TestClockAFollowerThatHearsNothingReads(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -75,20 +75,20 @@ func TestClockAFollowerThatHearsNothingReads(t *testing.T) {
 	c.set(0, "p", 2)
 	testkit.Within(t, 10*time.Second, "a count that nobody hears", func() bool { return users("p") == 2 })
 
-	// So does a follower that could not subscribe in the first place.
+	// A follower that could never subscribe polls as well.
 	users = c.follow("p")
 	testkit.Within(t, 10*time.Second, "a count for one who could never subscribe",
 		func() bool { return users("p") == 2 })
 }
 
-// A slot that moves to another master takes its channel along.
+// When a slot moves to another master, the subscription to its channel follows.
 func TestClockSubscriptionsFollowASlotThatMoves(t *testing.T) {
 	t.Parallel()
 	servers := redistest.StartCluster(t, 2, 0)
 	c := start(t, open(t, servers.URL()))
 	users := c.follow("p")
 
-	// The bucket's hash tag names the slot of its keys and of its channel.
+	// The bucket's hash tag determines the slot of its keys and of its channel.
 	key := presenceredis.BucketKey(presence.Bucket("p", presence.DefaultBuckets), "")
 	slot := int(servers.Masters[0].Do(t, "CLUSTER", "KEYSLOT", key).(int64))
 
