@@ -85,6 +85,7 @@ func literals(name, source string) map[int]bool {
 				}
 			}
 		}
+
 		return true
 	})
 
@@ -108,10 +109,12 @@ func TestNoLineIsTooLong(t *testing.T) {
 		if err != nil {
 			return err
 		}
+
 		seen++
 		for _, line := range tooLong(file, string(source)) {
 			t.Errorf("%s:%d has more than %d columns", file, line, maxColumns)
 		}
+
 		return nil
 	})
 

@@ -323,6 +323,7 @@ func wrongImports(graph map[string][]string) []string {
 			wrong = append(wrong, fmt.Sprintf("%s imports %s", pkg, imported))
 		}
 	}
+
 	slices.Sort(wrong)
 	return wrong
 }
@@ -340,11 +341,13 @@ func unusedPermits(graph map[string][]string) []string {
 					return ok && fits(permitted, imported)
 				})
 			}
+
 			if !used {
 				unused = append(unused, fmt.Sprintf("%s may import %s, and does not", l.name, permitted))
 			}
 		}
 	}
+
 	return unused
 }
 
@@ -355,6 +358,7 @@ func importGraph(t *testing.T) map[string][]string {
 		isOfAnother := strings.HasPrefix(file, "web/e2e/") || strings.HasPrefix(file, "internal/bench/beside/")
 		return !strings.HasSuffix(file, "_test.go") && !isOfAnother
 	}
+
 	for file, parsed := range sources(t, ofModule) {
 		pkg := path.Join(module, path.Dir(file))
 		for _, spec := range parsed.Imports {
@@ -362,6 +366,7 @@ func importGraph(t *testing.T) map[string][]string {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			graph[pkg] = append(graph[pkg], imported)
 		}
 	}

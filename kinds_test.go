@@ -477,6 +477,7 @@ func TestWrongKindsAreFound(t *testing.T) {
 			for file, source := range support {
 				files[file] = parse(t, source)
 			}
+
 			files["p/p_test.go"] = parse(t, head+tc.source)
 
 			got := newProgram(files).wrongKinds()

@@ -79,6 +79,7 @@ func TestSimulationsNamePromises(t *testing.T) {
 				}
 			}
 		}
+
 		if found < 5 {
 			t.Errorf("%s name %d promises", files, found)
 		}
@@ -136,6 +137,7 @@ func TestModelsNameWhatIsThere(t *testing.T) {
 		if len(names) < 10 {
 			t.Errorf("%s names %d functions", model, len(names))
 		}
+
 		for _, name := range names {
 			path, of, function := name[1], name[2], name[3]
 			switch {

@@ -19,6 +19,7 @@ func TestServerOtherSystemsAreServed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, system := range []string{"darwin/arm64", "linux/arm64", "freebsd/amd64"} {
 		goos, goarch, _ := strings.Cut(system, "/")
 		found, err := packages.Load(&packages.Config{
@@ -31,9 +32,11 @@ func TestServerOtherSystemsAreServed(t *testing.T) {
 				if file != nil && strings.HasSuffix(name, ".go") && !strings.HasPrefix(name, root) {
 					dropBodies(file)
 				}
+
 				return file, err
 			},
 		}, module+"/...")
+
 		if err != nil {
 			t.Fatal(err)
 		}

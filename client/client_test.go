@@ -252,6 +252,7 @@ func aRefusedPageIsGivenUp(t *testing.T) {
 			if err != nil || !strings.Contains(string(text), "team") {
 				s.t.Errorf("the first frame is %s, %v", text, err)
 			}
+
 			s.say(`{"type":"error","code":"forbidden","message":"private","page":"team"}`)
 			s.hear(join, pricing, join)
 			s.say(`{"type":"error","code":"rate_limited","message":"slower"}`)
@@ -359,6 +360,7 @@ func aReconnectFrameIsObeyed(t *testing.T) {
 		if s, ok := u.(Status); ok && !s.Connected {
 			t.Errorf("the client was not connected: %v", s.Err)
 		}
+
 		return isCount("p", 2)(u)
 	})
 }
@@ -409,8 +411,10 @@ func TestServerALoopOfRedirectsEnds(t *testing.T) {
 			w.WriteHeader(http.StatusForbidden)
 			return
 		}
+
 		http.Redirect(w, r, "/-/ws", http.StatusFound)
 	}))
+
 	defer s.Close()
 
 	if _, err := Dial(t.Context(), Config{URL: s.URL}); err == nil || requests > 20 {
@@ -646,6 +650,7 @@ func TestCalls(t *testing.T) {
 			if errors.Is(err, ErrStreamEnded) {
 				err = nil
 			}
+
 			return n, err
 		}, "GET /api/v1/counters/n%2F1/events", "5"},
 		{`{"points":[{"at":"2030-10-09T00:00:00Z","max":7,"joins":4,"avg":1.25,"person_minutes":1800,"visitors":3},` +
@@ -722,6 +727,7 @@ func TestRefusalsAreErrors(t *testing.T) {
 	if v, err := api.Limit(t.Context(), "l", Limit{Limit: 9, Window: time.Second}); err != nil || v.Allowed {
 		t.Errorf("Limit = %+v, %v", v, err)
 	}
+
 	api, _ = calls(http.StatusTooManyRequests, "", `{"title":"slow down"}`)
 	_, err = api.Limit(t.Context(), "l", Limit{Limit: 9, Window: time.Second})
 	if err == nil || !err.(*Error).Temporary() {

@@ -96,6 +96,7 @@ func TestVersionsAreOrdered(t *testing.T) {
 		if err != nil || v.String() != s {
 			t.Fatalf("ParseVersion(%q) = %s, %v", s, v, err)
 		}
+
 		return v
 	}
 

@@ -54,6 +54,7 @@ func TestParseStep(t *testing.T) {
 				if !errors.Is(err, ErrBody) || strings.Contains(err.Error(), "\n") || !utf8.ValidString(err.Error()) {
 					t.Errorf("%s: %+v, %v; want it refused in one line", body, c, err)
 				}
+
 				continue
 			}
 			if err != nil || c.Delta != sign*want || c.Verb != Add || c.Key != "views:1" || c.Rule != rule {
@@ -104,6 +105,7 @@ func TestParseMembers(t *testing.T) {
 		for i := range n {
 			s = append(s, fmt.Sprintf(`"%d"`, i))
 		}
+
 		return strings.Join(s, ",")
 	}
 
@@ -423,6 +425,7 @@ func TestAnyRuleOfAPrefix(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	rules = rules.For([]presence.Site{shop})
 
 	// A prefix is exact if every counter below it could be.

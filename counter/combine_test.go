@@ -307,6 +307,7 @@ func TestAnOperationWithoutAQueue(t *testing.T) {
 			c.Close()
 			closed = true
 		})
+
 		synctest.Wait()
 		if r := c.Do(t.Context(), batch); closed || !errors.Is(r.Err, counter.ErrUnavailable) {
 			t.Errorf("closed is %v while batches are under way, and then a batch is %+v", closed, r)

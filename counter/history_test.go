@@ -24,6 +24,7 @@ func TestRanges(t *testing.T) {
 		if text == "" {
 			return time.Time{}
 		}
+
 		at, err := time.Parse("2006-01-02 15:04:05", text)
 		if err != nil {
 			t.Fatal(err)
@@ -112,8 +113,10 @@ func TestRanges(t *testing.T) {
 			if !errors.Is(err, ErrTime) || !strings.Contains(err.Error(), tc.fault) {
 				t.Errorf("%s: %v, want %q", name, err, tc.fault)
 			}
+
 			continue
 		}
+
 		seconds := int64(tc.bucket / time.Second)
 		if err != nil || q.Step != tc.bucket || q.From*seconds != at(tc.first).Unix() ||
 			q.To*seconds != at(tc.last).Unix() || int(q.To-q.From) != tc.points*int(q.Points) {
@@ -233,6 +236,7 @@ func TestSlotsAreText(t *testing.T) {
 				Step: rapid.Uint32Min(1).Draw(t, "step"),
 			}
 		}
+
 		if got, err := ParseSlots(string(s.Append(nil))); err != nil || got != s {
 			t.Fatalf("%+v, %v, want %+v", got, err, s)
 		}

@@ -298,6 +298,7 @@ func TestTopMarksAgain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		rule := rules.All()[0]
 		store := countertest.InMemory(t, nil)
 		tops := track(store, rules)
@@ -376,6 +377,7 @@ func TestTopOfSites(t *testing.T) {
 		}{{"v:1", 1}, {"v:2", 2}, {shop.Qualify("v:1"), 30}, {shop.Qualify("v:3"), 40}} {
 			gainUnder(t, tops, rules.Find(of.key), of.key, of.n)
 		}
+
 		for minutes := range 3 { // the bucket is running, and then closed
 			for site, want := range map[presence.Site][]counter.Gained{
 				presence.DefaultSite: {{Key: "v:2", Value: 2}, {Key: "v:1", Value: 1}},
@@ -389,6 +391,7 @@ func TestTopOfSites(t *testing.T) {
 					t.Errorf("after %d minutes on %s: %v, %v, want %v", minutes, site.Name(), got, err, want)
 				}
 			}
+
 			time.Sleep(time.Minute + 10*time.Second)
 		}
 	})

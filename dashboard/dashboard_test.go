@@ -47,6 +47,7 @@ func cluster(asked *atomic.Int64) Config {
 				<-ctx.Done()
 				return presence.Report{}, ctx.Err()
 			}
+
 			return presence.Report{
 				Stats: presence.Stats{
 					Node:  &presence.NodeStats{Users: 7, Partitions: 8, Changes: 9},

@@ -397,6 +397,7 @@ func checkSettings(t *testing.T, process string, deployment, config any) {
 		case "HEADCOUNT_COUNTERS":
 			value = filepath.Join(dir, filepath.Base(value))
 		}
+
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
 
@@ -535,6 +536,7 @@ func TestChartOfPods(t *testing.T) {
 		container + "volumeMounts 2 mountPath":                       "/etc/tls",
 		pod + "volumes 2 secret secretName":                          "tls",
 	})
+
 	if says(deployment, "spec template metadata annotations checksum/settings") == "<nil>" {
 		t.Error("the pods do not restart with their settings")
 	}
@@ -545,6 +547,7 @@ func TestChartOfPods(t *testing.T) {
 			pod + "priorityClassName": "high", pod + "serviceAccountName": "hc",
 			pod + "automountServiceAccountToken": "false",
 		})
+
 		if at(o, pod+"affinity nodeAffinity") == nil {
 			t.Errorf("%s has no affinity", says(o, "kind"))
 		}
@@ -557,6 +560,7 @@ func TestChartOfPods(t *testing.T) {
 		"spec type": "LoadBalancer",
 		"metadata annotations service.beta.kubernetes.io/aws-load-balancer-type": "nlb",
 	})
+
 	must(t, "the account", objects["ServiceAccount hc"], map[string]string{
 		"metadata annotations eks.amazonaws.com/role-arn": "headcount", "automountServiceAccountToken": "false",
 	})

@@ -90,6 +90,7 @@ func (s *script) run(t *testing.T, name string, args []string, env ...string) {
 		_ = s.cmd.Wait() // ProcessState has the result
 		_ = in.Close()
 	}()
+
 	go func() { // ends with the pipe
 		defer close(s.lines)
 		for scan := bufio.NewScanner(out); scan.Scan(); {
@@ -101,6 +102,7 @@ func (s *script) run(t *testing.T, name string, args []string, env ...string) {
 		cancel()
 		for range s.lines {
 		}
+
 		<-ended
 	})
 }
@@ -268,6 +270,7 @@ func TestServerClusterThatCannotStart(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+
 				defer l.Close()
 			}
 

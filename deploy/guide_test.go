@@ -88,6 +88,7 @@ func TestGuideHasEveryFormat(t *testing.T) {
 				t.Errorf("%s has no number of the format", source.file)
 				continue
 			}
+
 			number = string(found[1])
 		}
 		if want := "| " + row + " | " + number + " |"; !strings.Contains(guide, want) {

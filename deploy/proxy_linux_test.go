@@ -108,6 +108,7 @@ func (p *proxied) visitor() *http.Client {
 			return from.DialContext(ctx, network, p.addr)
 		},
 	}
+
 	p.t.Cleanup(transport.CloseIdleConnections)
 
 	return &http.Client{
@@ -383,6 +384,7 @@ func certificate(t *testing.T, dir string) (cert, key string) {
 		"-nodes", "-days", "2",
 		"-subj", "/CN=counter.example.com", "-addext", "subjectAltName=DNS:counter.example.com", "-keyout", key, "-out",
 		cert).CombinedOutput()
+
 	if err != nil {
 		t.Fatalf("openssl: %v; run make setup\n%s", err, out)
 	}
@@ -391,6 +393,7 @@ func certificate(t *testing.T, dir string) (cert, key string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	f, err := os.OpenFile(cert, os.O_APPEND|os.O_WRONLY, 0)
 	if err == nil {
 		_, err = f.Write(both)
@@ -398,6 +401,7 @@ func certificate(t *testing.T, dir string) (cert, key string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	_ = f.Close()
 
 	return cert, key

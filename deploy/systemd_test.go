@@ -52,6 +52,7 @@ func TestUnit(t *testing.T) {
 			if known[section] == nil {
 				t.Errorf("there is no section %s", section)
 			}
+
 			continue
 		}
 

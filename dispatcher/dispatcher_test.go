@@ -472,8 +472,10 @@ func TestStandstillsThatFollowEachOther(t *testing.T) {
 			if standsStill.Load() {
 				stood.Add(int64(10 * time.Second))
 			}
+
 			return time.Duration(time.Now().UnixNano() + stood.Load())
 		}
+
 		r, _, set := run(t, s, func(c *Config) { c.Elapsed = elapsed })
 		attach(t, s, "a", "p")
 

@@ -16,12 +16,14 @@ func TestEveryFileIsAScriptOrIncluded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	included := map[string]bool{"mark.lua": true}
 	for _, name := range slices.Concat(Presence, Webhooks, Rows) {
 		for _, m := range includes.FindAllStringSubmatch(read(string(name)+".lua"), -1) {
 			included[m[1]] = true
 		}
 	}
+
 	for _, file := range all {
 		name, _ := strings.CutSuffix(file, ".lua")
 		if slices.Contains(slices.Concat(Presence, Webhooks, Rows), Name(name)) == included[file] {
@@ -31,6 +33,7 @@ func TestEveryFileIsAScriptOrIncluded(t *testing.T) {
 			t.Errorf("%s is included and includes another", file)
 		}
 	}
+
 	if n := len(all) - len(included); n != len(Presence)+len(Webhooks)+len(Rows) {
 		t.Errorf("%d names for %d scripts", len(Presence), n)
 	}
@@ -44,12 +47,14 @@ func TestOneEnvelope(t *testing.T) {
 		if includes.MatchString(source) {
 			t.Errorf("%s has an include left", name)
 		}
+
 		for i, line := range strings.Split(own, "\n") {
 			if code, _, _ := strings.Cut(line, "--"); strings.Contains(code, "PUBLISH") ||
 				strings.Contains(code, `'publications'`) {
 				t.Errorf("%s.lua:%d: %q does what publish.lua is for", name, i+1, line)
 			}
 		}
+
 		if publishes, included := strings.Contains(own, "publish("), strings.Contains(own,
 			"--#include publish.lua"); publishes && !included {
 			t.Errorf("%s publishes without publish.lua", name)

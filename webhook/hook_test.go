@@ -35,12 +35,14 @@ func TestParse(t *testing.T) {
 			t.Errorf("%q: %v", text, err)
 			continue
 		}
+
 		for _, name := range slices.Concat(names.matched, names.not) {
 			if is := hooks[0].matches(name); is != slices.Contains(names.matched, name) {
 				t.Errorf("%q matches %q: %t", text, name, is)
 			}
 		}
 	}
+
 	for text, want := range map[string]string{
 		"":                                    "no http or https URL",
 		"page:p":                              "no http or https URL",
@@ -73,6 +75,7 @@ func TestParse(t *testing.T) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
+
 	one := "page:p=http://r.test"
 	if _, err := Parse([]string{one, one}, sites); err == nil || !strings.Contains(err.Error(), "is a duplicate") {
 		t.Errorf("twice: %v", err)
@@ -89,6 +92,7 @@ func TestSign(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	const want = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 	if got := Sign([][]byte{key}, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330,
 		[]byte(`{"test": 2432232314}`)); got != want {
@@ -98,6 +102,7 @@ func TestSign(t *testing.T) {
 		[]byte(`{"test": 2432232314}`)); got != want+" "+want {
 		t.Errorf("by two keys: %s", got)
 	}
+
 	for _, bad := range []string{
 		"", "secret", "whsec_", "whsec_c2hvcnQ=", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
 		"whsec_" + strings.Repeat("A", 88),

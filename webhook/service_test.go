@@ -53,6 +53,7 @@ func (r *receiver) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	r.attempts++
 	id := req.Header.Get("Webhook-Id")
 	at, _ := strconv.ParseInt(req.Header.Get("Webhook-Timestamp"), 10, 64)
@@ -62,6 +63,7 @@ func (r *receiver) RoundTrip(req *http.Request) (*http.Response, error) {
 	if was, again := r.messages[id]; again && was != string(body) {
 		r.t.Errorf("%s came as %s and as %s", id, was, body)
 	}
+
 	r.messages[id] = string(body)
 
 	if r.status == 0 {
@@ -87,6 +89,7 @@ func (r *receiver) RoundTrip(req *http.Request) (*http.Response, error) {
 		if r.taken[e.ID] {
 			r.t.Errorf("%s came twice", e.ID)
 		}
+
 		r.taken[e.ID] = true
 		r.all = append(r.all, e)
 
@@ -97,11 +100,13 @@ func (r *receiver) RoundTrip(req *http.Request) (*http.Response, error) {
 		case e.Page != "":
 			text = fmt.Sprint(e.Type, " ", e.Page, " ", *e.Count)
 		}
+
 		if e.Site != "default" {
 			text = e.Site + " " + text
 		}
 		r.events = append(r.events, text)
 	}
+
 	return &http.Response{StatusCode: r.status, Body: http.NoBody, Request: req}, nil
 }
 
@@ -429,6 +434,7 @@ func TestEveryCountIsThrottled(t *testing.T) {
 					stop = w.start()
 				}
 			}
+
 			stopOther()
 			time.Sleep(3 * every)
 			stop()
@@ -443,8 +449,10 @@ func TestEveryCountIsThrottled(t *testing.T) {
 					t.Errorf("%s: %d (%s) at %s after %d (%s) at %s",
 						e.Page, *e.Count, e.Version, e.Timestamp, *before.Count, before.Version, before.Timestamp)
 				}
+
 				last[e.Page] = e
 			}
+
 			for _, page := range pages {
 				if got := last[page]; *got.Count != w.counts[page].Users {
 					t.Errorf("%s was told to have %d, and has %d", page, *got.Count, w.counts[page].Users)

@@ -42,6 +42,7 @@ func (c *crowd) Users(_ context.Context, users []presence.User) ([]presence.User
 			states[i].Since = time.Now()
 		}
 	}
+
 	away, asked := c.away, c.asked
 	c.mu.Unlock()
 
@@ -363,6 +364,7 @@ func TestManyUsersWhoWereTimedOutAreOnlineAgain(t *testing.T) {
 		for i := range 100_000 {
 			w.service.Departed(presence.User(all + i + 1))
 		}
+
 		time.Sleep(2 * time.Minute)
 
 		w.receiver.mu.Lock()

@@ -111,6 +111,7 @@ func (a *authority) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			"newNonce": a.url + "/nonce", "newAccount": a.url + "/account", "newOrder": a.url + "/orders",
 			"revokeCert": a.url + "/no", "keyChange": a.url + "/no",
 		})
+
 		return
 	}
 
@@ -126,11 +127,13 @@ func (a *authority) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Location", a.url+"/account/1")
 		say(w, http.StatusCreated, map[string]any{"status": "valid"})
 		return
+
 	case "/orders":
 		a.orders++
 		a.status = "pending"
 		w.Header().Set("Location", a.url+"/order")
 		w.WriteHeader(http.StatusCreated)
+
 	case "/challenge":
 		challenge["status"] = "processing"
 		if err := a.check(); err != nil {
@@ -139,8 +142,10 @@ func (a *authority) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		} else if a.status == "pending" {
 			a.status = "ready"
 		}
+
 		say(w, http.StatusOK, challenge)
 		return
+
 	case "/authorization":
 		status := a.status
 		if status == "ready" {
@@ -150,7 +155,9 @@ func (a *authority) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			"status": status, "identifier": map[string]string{"type": "dns", "value": a.domain},
 			"challenges": []any{challenge},
 		})
+
 		return
+
 	case "/finalize":
 		var signed struct{ Payload string }
 		var body struct{ CSR string }
@@ -166,11 +173,13 @@ func (a *authority) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			a.chain = a.issue(2, csr.PublicKey)
 			a.status = "valid"
 		}
+
 	case "/certificate":
 		w.Header().Set("Content-Type", "application/pem-certificate-chain")
 		_, _ = w.Write(a.chain)
 		return
 	}
+
 	say(w, 0, map[string]any{
 		"status": a.status, "identifiers": []any{map[string]string{"type": "dns", "value": a.domain}},
 		"authorizations": []string{a.url + "/authorization"}, "finalize": a.url + "/finalize",

@@ -74,11 +74,13 @@ func buffering(t *testing.T, to string) string {
 			if r.StatusCode == http.StatusSwitchingProtocols {
 				return nil
 			}
+
 			text, err := io.ReadAll(r.Body)
 			r.Body = io.NopCloser(bytes.NewReader(text))
 			return err
 		},
 	})
+
 	t.Cleanup(s.Close)
 	return s.URL
 }
@@ -292,6 +294,7 @@ func TestServerCheckFindsFaultsOfPostgres(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	q := readOnly.Query()
 	q.Set("options", "-c default_transaction_read_only=on")
 	readOnly.RawQuery = strings.ReplaceAll(q.Encode(), "+", "%20")
@@ -423,6 +426,7 @@ func TestServerCheckFindsFaultsOfProxies(t *testing.T) {
 		good(r)
 		r.Out.URL.RawPath = ""
 	}
+
 	behind := func(public string, more ...string) []string {
 		return append([]string{"--admin-listen=" + server.admin, "--public-url=" + public}, more...)
 	}

@@ -721,6 +721,7 @@ func TestRulesOfCounters(t *testing.T) {
 			if err != nil || len(cfg.Rules.All()) != strings.Count(text, "match") {
 				t.Errorf("%s: got %v", text, err)
 			}
+
 			continue
 		}
 
@@ -893,6 +894,7 @@ func TestSettingsOfTheChart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var schema struct {
 		Properties struct {
 			Settings struct{ PropertyNames struct{ Enum []string } }
@@ -921,11 +923,13 @@ func TestSettingsThatDeployNames(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for _, file := range files {
 			text, err := os.ReadFile(file)
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			for _, variable := range regexp.MustCompile(`HEADCOUNT_[A-Z_]*[A-Z]`).FindAllString(string(text), -1) {
 				seen++
 				if !known[variable] {

@@ -68,6 +68,7 @@ func serveHere(t *testing.T, args ...string) string {
 		ended <- nil
 		t.Fatal(err)
 	}
+
 	return ""
 }
 

@@ -154,6 +154,7 @@ func (p *process) end(t testing.TB, killed bool) {
 	if err := p.closeStore(); err != nil {
 		t.Error(err)
 	}
+
 	_ = p.Close()
 	p.disconnect()
 	p.wg.Wait()
@@ -345,6 +346,7 @@ func (p *process) number(t testing.TB, name string) (sum float64) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, family := range families {
 		for _, m := range family.GetMetric() {
 			if family.GetName() == name {
@@ -366,6 +368,7 @@ func TestServerMetrics(t *testing.T) {
 		one := counter.Change{Key: key, Rule: countertest.Rules.Find(key), Verb: counter.Add, Delta: 1}
 		return impatient{caller.store}.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{one}}})[0].Err
 	}
+
 	for n := range 10 {
 		testkit.Eventually(t, "it is served", func() bool { return increment(fmt.Sprint("s:", n)) == nil })
 	}
@@ -374,6 +377,7 @@ func TestServerMetrics(t *testing.T) {
 		t.Helper()
 		testkit.Eventually(t, fmt.Sprint(name, " is ", want), func() bool { return p.number(t, name) >= want })
 	}
+
 	least(caller, "headcount_owner_calls_total", 10)
 	least(caller, "headcount_owner_call_seconds", 10)
 	least(owner, "headcount_owner_partitions", rows.Partitions)

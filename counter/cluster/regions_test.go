@@ -33,6 +33,7 @@ func sharing(t *testing.T, database string) (us, eu *process) {
 			cfg.Peers = []cluster.Peer{other}
 			cfg.Postgres = database
 		}}
+
 		w.start(t, owns)
 		serving = append(serving, w.start(t, gateway))
 	}
@@ -162,6 +163,7 @@ func hearInBoth(t *testing.T, us, eu *process) {
 				}
 			}
 		}, nil)
+
 		defer watch.Close()
 		if err := watch.Follow(t.Context(), "stock:live", "views:live"); err != nil {
 			t.Fatal(err)
@@ -179,6 +181,7 @@ func hearInBoth(t *testing.T, us, eu *process) {
 				return false
 			}
 		}
+
 		return true
 	})
 }
@@ -196,6 +199,7 @@ func sumOfAll(t *testing.T, us, eu *process) {
 	for _, g := range gains {
 		total += g.Value
 	}
+
 	if err != nil || total != 5 {
 		t.Errorf("gains %+v, %v", gains, err)
 	}

@@ -44,6 +44,7 @@ func TestClockASilentMaster(t *testing.T) {
 
 		return p.store.Apply(ctx, []counter.Op{{Changes: []counter.Change{one}}})[0].Err
 	}
+
 	for partition := range keys {
 		testkit.Eventually(t, "each partition is served",
 			func() bool { return increment(t.Context(), partition) == nil })
@@ -71,6 +72,7 @@ func TestClockASilentMaster(t *testing.T) {
 				if err != nil {
 					t.Errorf("partition %d is on a master that lives: %v", partition, err)
 				}
+
 				mu.Lock()
 				longest = max(longest, took)
 				mu.Unlock()
@@ -78,6 +80,7 @@ func TestClockASilentMaster(t *testing.T) {
 			}
 		})
 	}
+
 	wg.Wait()
 	t.Logf("partitions on the other masters waited for %v at most, lost %v", longest, watch.Lost())
 	if longest > promised {

@@ -597,9 +597,11 @@ func TestServerSQLCannotBeMisled(t *testing.T) {
 		set row_security = off; set timezone = 'Asia/Kathmandu';
 		set default_transaction_isolation = serializable; set enable_indexscan = off;
 		set intervalstyle = 'sql_standard'; set bytea_output = 'escape'`)
+
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for range 7 { // PostgreSQL caches plans after five calls
 		if _, err := change(t.Context(), c, "views:1", 1, ""); postgres.Code(err) != "22023" {
 			t.Errorf("no rule permits it: %v", err)

@@ -54,6 +54,7 @@ func bySQL(t testing.TB, conn *pgx.Conn) holding {
 		default:
 			args = append(args, c.Hold.ID)
 		}
+
 		err = conn.QueryRow(t.Context(), call, args...).Scan(&value)
 
 		return value, asConflict(err)
@@ -221,8 +222,10 @@ func TestServerSQLReservationsInATransaction(t *testing.T) {
 		if _, err := tx.Exec(t.Context(), `select headcount.reserve('e:one', 2, '10m', 'cart-7')`); err != nil {
 			t.Error(err)
 		}
+
 		return errors.New("the order is not made")
 	})
+
 	if page, listErr := s.Reservations(t.Context(), "e:one", "", 10); err == nil || listErr != nil ||
 		len(page.Open) > 0 {
 		t.Errorf("after a rollback: %+v, %v, %v", page, err, listErr)
@@ -239,6 +242,7 @@ func TestServerSQLReservationsInATransaction(t *testing.T) {
 			t.Errorf("%s: %v, want %q", sql, err, want)
 		}
 	}
+
 	exec(`select headcount.reserve(key => 'e:one', amount => 2, "for" => '10m', id => 'cart*7', reason => 'r', `+
 		`author => 'a')`, "")
 
@@ -254,6 +258,7 @@ func TestServerSQLReservationsInATransaction(t *testing.T) {
 				return true
 			}
 		}
+
 		return false
 	})
 

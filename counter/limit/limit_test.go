@@ -44,6 +44,7 @@ func (m *model) giveBack(n, now int64) {
 			take(&m.all[i])
 		}
 	}
+
 	for i := len(m.all) - 1; i >= 0; i-- {
 		inWindow := m.all[i].at >= start
 		inLast := m.Algorithm == Sliding && m.all[i].at >= start-m.Window
@@ -194,6 +195,7 @@ func TestNoWindowHasMoreByAFinerClock(t *testing.T) {
 						rapid.Int64Range(0, 400), rapid.Int64Range(0, 400*millisecond),
 						rapid.Int64Range(m.Window-millisecond, m.Window),
 					).Draw(t, "later")
+
 					if s.Take(Request{Name{"k", algorithm, window}, most, 1}, now/millisecond).Allowed {
 						m.all = append(m.all, passed{now, 1})
 					}
@@ -291,6 +293,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
+
 		again, err := Parse(s.Append(nil))
 		if err != nil || len(again.passed) != len(s.passed) {
 			t.Fatalf("%+v, then %+v, %v", s, again, err)

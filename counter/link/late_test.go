@@ -107,6 +107,7 @@ func TestUntilIsOfTheClusterAlone(t *testing.T) {
 
 					return valueOf(call), nil
 				}}
+
 				server := link.NewServer(o, tc.server)
 				defer server.Close()
 				mine, theirs := net.Pipe()

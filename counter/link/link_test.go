@@ -120,6 +120,7 @@ func TestCallsComeBack(t *testing.T) {
 			got = append(got, call)
 			return valueOf(call), nil
 		}}
+
 		w := start(t, o, []byte("key"))
 
 		sent := call(7, 3)
@@ -141,6 +142,7 @@ func TestCallsComeBack(t *testing.T) {
 			{Row: rows.Row{Name: rows.Name{Collection: "c", Field: "f"}, Value: []byte{}}, Until: time.UnixMilli(1234)},
 			{Row: rows.Row{Name: rows.Name{Collection: "c", Field: "g"}}},
 		}
+
 		sent.More.Asked = []counter.IdempotencyKey{{7}}
 		sent.More.Remembered = []counter.IdempotencyKey{{8}, {9}}
 
@@ -153,6 +155,7 @@ func TestCallsComeBack(t *testing.T) {
 				More:    more,
 			}, nil
 		}
+
 		answer, err := w.client.To("b").Do(t.Context(), sent)
 		if err != nil {
 			t.Fatal(err)
@@ -176,6 +179,7 @@ func TestCallsShareAConnection(t *testing.T) {
 			time.Sleep(time.Duration(100-call.Number) * time.Millisecond)
 			return valueOf(call), nil
 		}}
+
 		w := start(t, o, nil)
 
 		begin := time.Now()
@@ -188,6 +192,7 @@ func TestCallsShareAConnection(t *testing.T) {
 				}
 			})
 		}
+
 		wg.Wait()
 
 		if took := time.Since(begin); took > 100*time.Millisecond {
@@ -225,6 +230,7 @@ func TestErrorsComeBack(t *testing.T) {
 		if err != nil || !slices.Equal(o.released, []int{3, 63}) || o.releasedTo != "a" {
 			t.Errorf("released %v to %q: %v", o.released, o.releasedTo, err)
 		}
+
 		for _, name := range []string{"c", "d"} {
 			if reached, err := w.client.To("b").Probe(t.Context(), name); err != nil || reached != (name == "c") {
 				t.Errorf("%s is reached: %v, %v", name, reached, err)
@@ -261,14 +267,17 @@ func TestAWaitingOwnerKeepsItsConnection(t *testing.T) {
 			<-ctx.Done()
 			return owner.Answer{}, counter.ErrUnavailable
 		}}
+
 		w := start(t, o, []byte("key"))
 		for range 5 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			if _, err := w.client.To("b").Do(ctx, call(0, 1)); !errors.Is(err, counter.ErrUnavailable) {
 				t.Errorf("the call ended with %v", err)
 			}
+
 			cancel()
 		}
+
 		if w.connections() != 1 {
 			t.Errorf("%d connections", w.connections())
 		}
@@ -286,6 +295,7 @@ func TestASilentConnectionIsGivenUp(t *testing.T) {
 
 			return mine, nil, nil
 		}, time.Now)
+
 		defer client.Close()
 
 		for range 2 {
@@ -293,9 +303,11 @@ func TestASilentConnectionIsGivenUp(t *testing.T) {
 			if _, err := client.To("b").Do(ctx, call(0, 1)); !errors.Is(err, counter.ErrUnavailable) {
 				t.Errorf("the call ended with %v", err)
 			}
+
 			cancel()
 			synctest.Wait()
 		}
+
 		if dialled != 2 {
 			t.Errorf("%d connections", dialled)
 		}
@@ -311,12 +323,14 @@ func TestABrokenConnectionIsMadeAnew(t *testing.T) {
 			<-ctx.Done()
 			return owner.Answer{}, ctx.Err()
 		}}
+
 		w := start(t, o, nil)
 		failed := make(chan error)
 		go func() {
 			_, err := w.client.To("b").Do(t.Context(), call(0, 1))
 			failed <- err
 		}()
+
 		<-begun
 		_ = w.pipes[0].Close()
 		if err := <-failed; !errors.Is(err, counter.ErrUnavailable) {
@@ -349,6 +363,7 @@ func TestForgedFramesEndTheConnection(t *testing.T) {
 					calls++
 					return valueOf(call), nil
 				}}
+
 				server := link.NewServer(o, time.Now)
 				defer server.Close()
 
@@ -360,6 +375,7 @@ func TestForgedFramesEndTheConnection(t *testing.T) {
 					time.Sleep(time.Second) // until all of them were carried out, if any
 					_ = mine.Close()
 				})
+
 				wg.Go(func() { _, _ = io.Copy(io.Discard, mine) })
 				server.Serve(theirs, []byte("key"))
 
@@ -388,6 +404,7 @@ func record(t *testing.T, key []byte) []byte {
 
 			return mine, key, nil
 		}, time.Now)
+
 		defer client.Close()
 		_, _ = client.To("b").Do(t.Context(), call(1, 1))
 		frame = <-recorded

@@ -179,6 +179,7 @@ func TestOwnersAreCutOff(t *testing.T) {
 		if n := w.claims - claims; n > 0 {
 			t.Errorf("%d claims", n)
 		}
+
 		t.Logf("%d claims, %d calls failed at a third process, which waited for %v at most",
 			w.claims-claims, l.failed, l.forget())
 
@@ -213,6 +214,7 @@ func anything(t *testing.T, seed uint64) {
 	for _, name := range names {
 		w.start(name, true)
 	}
+
 	gateway := w.start("gateway", false)
 	w.ring(names...)
 	loads := []*load{gateway.change(200 * time.Millisecond), w.processes["a"].change(300 * time.Millisecond)}
@@ -249,15 +251,18 @@ func anything(t *testing.T, seed uint64) {
 			w.separate(one, other, false)
 		}
 	}
+
 	w.ring(alive...)
 	time.Sleep(15 * time.Second)
 	for _, l := range loads {
 		l.failed = 0
 		l.forget()
 	}
+
 	time.Sleep(5 * time.Second)
 	for _, l := range loads {
 		l.promised(t, "in the end", 50*time.Millisecond)
 	}
+
 	w.end(loads...)
 }

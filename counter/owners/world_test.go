@@ -395,12 +395,14 @@ func (w *world) end(loads ...*load) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
+
 	for _, r := range found {
 		least, most := int64(0), int64(0)
 		for _, l := range loads {
 			least += l.made[r.Key]
 			most += l.made[r.Key] + l.unknown[r.Key]
 		}
+
 		if v := r.Counter.Value; v < least || v > most {
 			w.t.Errorf("%s is %d, but %d to %d were made", r.Key, v, least, most)
 		}

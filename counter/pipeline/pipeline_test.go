@@ -99,6 +99,7 @@ func inRedis(t testing.TB, url string) *cluster.Process {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() { _ = p.Close() })
 	p.SetProcesses([]presence.Process{self})
 
@@ -161,6 +162,7 @@ func TestACallerIsGone(t *testing.T) {
 		if r := <-left; !errors.Is(r.Err, counter.ErrUnavailable) {
 			t.Errorf("%+v for a caller that leaves", r)
 		}
+
 		closed := make(chan error)
 		go func() { closed <- c.Close() }()
 		synctest.Wait()
@@ -169,10 +171,12 @@ func TestACallerIsGone(t *testing.T) {
 			t.Fatalf("it closes while a change is under way: %v", err)
 		default:
 		}
+
 		close(store.release)
 		if err := <-closed; err != nil {
 			t.Error(err)
 		}
+
 		select {
 		case r := <-seen:
 			if r.Err != nil || r.Counters[0].Value != 1 {
@@ -181,6 +185,7 @@ func TestACallerIsGone(t *testing.T) {
 		default:
 			t.Error("nothing was observed")
 		}
+
 		if r := c.Change(t.Context(), one("k")); !errors.Is(r.Err, counter.ErrUnavailable) {
 			t.Errorf("%+v after Close", r)
 		}
@@ -214,10 +219,12 @@ func TestReservationsExpire(t *testing.T) {
 			change.Rule = countertest.Rules.Find(key)
 			return counter.Op{Changes: []counter.Change{change}}
 		}
+
 		hold := &counter.Hold{ID: "cart-7", For: 90 * time.Second}
 		if r := c.Change(t.Context(), of(counter.Change{Verb: counter.Reserve, Delta: 3, Hold: hold})); r.Err != nil {
 			t.Fatal(r.Err)
 		}
+
 		began := time.Now()
 
 		seen := make(observed, 1)
@@ -228,6 +235,7 @@ func TestReservationsExpire(t *testing.T) {
 		if err := watch.Follow(t.Context(), key); err != nil {
 			t.Fatal(err)
 		}
+
 		ctx, stop := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { c.Run(ctx) })
@@ -259,9 +267,11 @@ func TestClockStates(t *testing.T) {
 	if err := c.Ready(); err != nil || !c.Remote() || c.PostgresUp() || c.Where() != "Redis" {
 		t.Errorf("%v, %t, %t, %s", err, c.Remote(), c.PostgresUp(), c.Where())
 	}
+
 	for len(changes) > 0 {
 		<-changes
 	}
+
 	server.Kill()
 	<-changes
 	testkit.Eventually(t, "Redis cannot be reached", func() bool { return !c.Up() })

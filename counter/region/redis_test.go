@@ -49,19 +49,23 @@ func (r *redisRegion) start(t *testing.T, life int, other *redisRegion) {
 		Outbox: openRows(t, other.server, r.name),
 		Inbox:  openRows(t, r.server, other.name),
 	}
+
 	r.region = region.New(region.Config{
 		Name: r.name, Process: name, Store: r.home, Peers: []region.Peer{peer},
 		Every: 50 * time.Millisecond, Log: zerolog.New(zerolog.NewTestWriter(t)),
 	})
+
 	r.owner = owner.New(r.home, owner.Config{Name: name, Region: r.name, Shared: r.region.Shared})
 	r.region.Start(r.owner)
 	var all []int
 	for id := range rows.Partitions {
 		all = append(all, id)
 	}
+
 	if err := r.owner.Own(t.Context(), all...); err != nil {
 		t.Fatal(err)
 	}
+
 	counters := call.NewStore(r.home, countertest.Everywhere{Owner: r.owner}, ordinary, call.Config{Stream: name})
 	r.store = region.NewStore(counters, ordinary, []region.Peer{peer})
 }

@@ -90,8 +90,10 @@ func places(t *testing.T, names []string, rules ...*counter.Rules) []*place {
 		for _, other := range append(names, "ap") {
 			p.inboxes[other] = newJournal()
 		}
+
 		all = append(all, p)
 	}
+
 	for i, p := range all {
 		p.start(t, all, rules[min(i, len(rules)-1)])
 	}
@@ -126,9 +128,11 @@ func (p *place) start(t *testing.T, all []*place, rules *counter.Rules) {
 	for id := range rows.Partitions {
 		partitions = append(partitions, id)
 	}
+
 	if err := p.owner.Own(t.Context(), partitions...); err != nil {
 		t.Fatal(err)
 	}
+
 	p.counters = call.NewStore(store, countertest.Everywhere{Owner: p.owner}, rules,
 		call.Config{Stream: fmt.Sprint(p.name, time.Now())})
 	p.store = region.NewStore(p.counters, rules, cfg.Peers)
@@ -213,6 +217,7 @@ func (p *place) metric(t *testing.T, name string) (total float64) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, f := range families {
 		if f.GetName() != name {
 			continue
@@ -234,6 +239,7 @@ func TestAChangeIsSentOnce(t *testing.T) {
 			p.do(t, add("v", int64(i+1)))
 			agree(t, all, "v", int64((i+1)*(i+2)/2))
 		}
+
 		time.Sleep(time.Minute)
 
 		for _, p := range all {
@@ -246,9 +252,11 @@ func TestAChangeIsSentOnce(t *testing.T) {
 				t.Errorf("%v rounds of %s failed", failed, p.name)
 			}
 		}
+
 		if c := all[0].read(t, "v"); !c.Approx || c.Stale {
 			t.Errorf("a total of regions is %+v", c)
 		}
+
 		end(t, all)
 	})
 }
@@ -267,15 +275,18 @@ func TestARegionIsCutForLong(t *testing.T) {
 				keys = append(keys, key)
 			}
 		}
+
 		for first := 0; first < len(keys); first += 600 {
 			var op counter.Op
 			for _, key := range keys[first : first+600] {
 				op.Changes = append(op.Changes, add(key, 2))
 			}
+
 			if result := all[0].store.Apply(t.Context(), []counter.Op{op})[0]; result.Err != nil {
 				t.Fatal(result.Err)
 			}
 		}
+
 		all[0].do(t, counter.Change{Key: keys[0], Rule: views, Verb: counter.Delete})
 		time.Sleep(time.Minute)
 		if lag := all[0].metric(t, "headcount_counters_region_lag_seconds"); lag < 60 {
@@ -290,12 +301,14 @@ func TestARegionIsCutForLong(t *testing.T) {
 		if lag := all[0].metric(t, "headcount_counters_region_lag_seconds"); lag > 0 {
 			t.Errorf("the peer lacks changes of %v s", lag)
 		}
+
 		log := all[0].log.String()
 		failing := strings.Count(log, "cannot be replicated to the peer; retrying")
 		if again := strings.Count(log, "are replicated to the peer again"); failing != 1 || again != 1 {
 			t.Errorf("the log says %d times that the link fails, and %d times that it does not:\n%s",
 				failing, again, log)
 		}
+
 		is, err := all[1].store.Aggregate(t.Context(), "v")
 		if err != nil || is.Counters != 4199 || is.Value != 2*4199 {
 			t.Errorf("eu has %+v, %v", is, err)
@@ -303,6 +316,7 @@ func TestARegionIsCutForLong(t *testing.T) {
 		if whole := all[0].metric(t, "headcount_counters_region_repairs_total"); whole != rows.Partitions+1 {
 			t.Errorf("%v partitions were compared, want each at the start, and one again", whole)
 		}
+
 		end(t, all)
 	})
 }
@@ -332,6 +346,7 @@ func TestPeersOfOtherNames(t *testing.T) {
 		if n := strings.Count(all[1].log.String(), "correct --region"); n != 1 {
 			t.Errorf("the log says %d times what is wrong:\n%s", n, all[1].log.String())
 		}
+
 		end(t, all)
 	})
 }
@@ -349,6 +364,7 @@ func TestCountersOfOtherKindsAreNotMerged(t *testing.T) {
 		for i, p := range all {
 			p.do(t, counter.Change{Key: "s", Rule: stock, Verb: counter.Add, Delta: int64(i + 1)})
 		}
+
 		settle()
 
 		for i, want := range []map[string]int64{{"l": 1, "v": 1, "s": 1}, {"l": 5, "v": 5, "s": 2}} {
@@ -357,6 +373,7 @@ func TestCountersOfOtherKindsAreNotMerged(t *testing.T) {
 					t.Errorf("%s: %s is %d, want %d", all[i].name, key, is.Value, value)
 				}
 			}
+
 			if odd := all[i].metric(t, "headcount_counters_region_odd_total"); odd == 0 {
 				t.Errorf("%s has not counted what it could not merge", all[i].name)
 			}
@@ -364,12 +381,14 @@ func TestCountersOfOtherKindsAreNotMerged(t *testing.T) {
 				t.Errorf("the log of %s says: %s", all[i].name, all[i].log.String())
 			}
 		}
+
 		if is, err := all[1].store.Aggregate(t.Context(), "v"); err != nil || is.Counters != 1 {
 			t.Errorf("beside an exact counter there is another one: %+v, %v", is, err)
 		}
 		if all[0].read(t, "s").Approx {
 			t.Error("an exact counter is approximate")
 		}
+
 		end(t, all)
 	})
 }
@@ -384,6 +403,7 @@ func TestTotalsAtTheBounds(t *testing.T) {
 			c := counter.Change{Key: "v", Rule: views, Verb: counter.Adjust, Delta: delta, Reason: "r", By: "b"}
 			return p.store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{c}}})[0]
 		}
+
 		must := func(r counter.Result) {
 			t.Helper()
 			if r.Err != nil {
@@ -410,6 +430,7 @@ func TestTotalsAtTheBounds(t *testing.T) {
 		if r := adjust(eu, math.MaxInt64-10); r.Err == nil || !strings.Contains(r.Err.Error(), "part of this region") {
 			t.Errorf("a part beyond 64 bits: %+v", r)
 		}
+
 		agree(t, all, "v", 1)
 		end(t, all)
 	})
@@ -427,6 +448,7 @@ func TestDeletionsAreForgotten(t *testing.T) {
 					return nil
 				})
 			}
+
 			return n
 		}
 
@@ -442,6 +464,7 @@ func TestDeletionsAreForgotten(t *testing.T) {
 				p.start(t, all, ordinary)
 			}
 		}
+
 		pass(29)
 		eu.setCut(false)
 		agree(t, all, "v", 0)
@@ -458,11 +481,13 @@ func TestDeletionsAreForgotten(t *testing.T) {
 		if graves(us) != 1 || graves(eu) != 1 {
 			t.Errorf("us has %d deletions, eu %d", graves(us), graves(eu))
 		}
+
 		pass(30)
 		time.Sleep(5 * time.Minute)
 		if graves(us)+graves(eu) != 0 {
 			t.Errorf("us has %d deletions, eu %d", graves(us), graves(eu))
 		}
+
 		us.do(t, add("v", 1))
 		agree(t, all, "v", 1)
 		end(t, all)
@@ -487,9 +512,11 @@ func TestHistoriesAndDimensionsAreAddedUp(t *testing.T) {
 					Dimensions: []counter.Dimension{{Name: "country", Value: country}},
 				})
 			}
+
 			visitors := []string{fmt.Sprint(i), fmt.Sprint(i + 1)} // of two neighbours each has one
 			p.do(t, counter.Change{Key: "g", Rule: rules.Find("g"), Verb: counter.Edit, Join: visitors})
 		}
+
 		agree(t, all, "c", 12)
 		agree(t, all, "g", 4)
 
@@ -499,15 +526,18 @@ func TestHistoriesAndDimensionsAreAddedUp(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			tally := counter.Question{Step: time.Hour, To: math.MaxInt32}.Tally()
 			tally.Add(gains)
 			return tally.Total(), is
 		}
+
 		clicked, c := gained(all[0], "c")
 		guested, g := gained(all[0], "g")
 		if clicked != 12 || guested != 4 || c.Stale || g.Stale || !c.Approx {
 			t.Errorf("gained %d and %d: %+v, %+v", clicked, guested, c, g)
 		}
+
 		_, counted, err := all[1].store.Dimension(t.Context(), "c", "country")
 		if err != nil || fmt.Sprint(counted.Values) != "map[ap:3 de:6 eu:2 us:1]" {
 			t.Errorf("counted %+v, %v", counted, err)
@@ -521,6 +551,7 @@ func TestHistoriesAndDimensionsAreAddedUp(t *testing.T) {
 			counted.Values["de"] != 3 {
 			t.Errorf("without ap counted %+v, %+v, %v", c, counted, err)
 		}
+
 		all[2].setCut(false)
 
 		all[1].do(t, counter.Change{Key: "c", Rule: rules.Find("c"), Verb: counter.Reset, Reason: "r", By: "b"})
@@ -528,6 +559,7 @@ func TestHistoriesAndDimensionsAreAddedUp(t *testing.T) {
 		if clicked, _ := gained(all[0], "c"); clicked != 12 {
 			t.Errorf("after a reset %d are gained", clicked)
 		}
+
 		all[1].do(t, counter.Change{Key: "c", Rule: rules.Find("c"), Verb: counter.Delete})
 		settle()
 		clicked, _ = gained(all[2], "c")
@@ -535,6 +567,7 @@ func TestHistoriesAndDimensionsAreAddedUp(t *testing.T) {
 		if clicked != 0 || err != nil || len(counted.Values) != 0 {
 			t.Errorf("of a deleted counter %d, %+v, %v are left", clicked, counted, err)
 		}
+
 		end(t, all)
 	})
 }
@@ -553,6 +586,7 @@ func TestMembersAreNotShared(t *testing.T) {
 				t.Errorf("%s: %+v, %v", all[i].name, read, err)
 			}
 		}
+
 		end(t, all)
 	})
 }
@@ -568,6 +602,7 @@ func TestAnExportKeepsWhatOthersHaveCounted(t *testing.T) {
 			p.do(t, counter.Change{Key: "l", Rule: likes, Verb: counter.Edit, Join: names})
 			p.do(t, counter.Change{Key: "u", Rule: ordinary.Find("u"), Verb: counter.Edit, Join: names})
 		}
+
 		us.do(t, add("v", 3))
 		agree(t, all, "v", 3)
 		all[1].do(t, add("v", 4))
@@ -590,6 +625,7 @@ func TestAnExportKeepsWhatOthersHaveCounted(t *testing.T) {
 			copies = append(copies, c)
 			return err
 		})
+
 		if err != nil || len(copies) != 3 {
 			t.Fatalf("%d copies, %v", len(copies), err)
 		}
@@ -599,11 +635,13 @@ func TestAnExportKeepsWhatOthersHaveCounted(t *testing.T) {
 		for _, inbox := range us.inboxes {
 			inbox.back(time.Time{})
 		}
+
 		all[1].do(t, add("v", 20))
 		us.start(t, all, ordinary)
 		if n, err := us.counters.Restore(t.Context(), copies, ordinary); n != 3 || err != nil {
 			t.Fatalf("%d are restored, %v", n, err)
 		}
+
 		agree(t, all, "v", 30)
 		agree(t, all, "l", 4)
 		agree(t, all, "u", 3)
@@ -651,6 +689,7 @@ func TestAnInboxLosesItsTail(t *testing.T) {
 		for n := 1; rows.PartitionOf(other) != rows.PartitionOf("v"); n++ {
 			other = fmt.Sprint("v", n)
 		}
+
 		time.Sleep(300 * time.Millisecond)
 		inbox.back(before)
 		us.do(t, add(other, 2)) // before the link looks where the inbox is
@@ -680,9 +719,11 @@ func TestAnInboxLosesPages(t *testing.T) {
 					op.Changes = append(op.Changes, add(key, 1))
 				}
 			}
+
 			if result := us.store.Apply(t.Context(), []counter.Op{op})[0]; result.Err != nil {
 				t.Fatal(result.Err)
 			}
+
 			us.end(t)
 			us.start(t, all, ordinary) // without a log
 			eu.end(t)                  // nobody reads the inbox
@@ -693,12 +734,15 @@ func TestAnInboxLosesPages(t *testing.T) {
 					n++
 					return nil
 				})
+
 				return n
 			}
+
 			before := time.Now()
 			for sent() < pages {
 				time.Sleep(time.Millisecond / 4)
 			}
+
 			inbox.back(before)
 			settle()
 			eu.start(t, all, ordinary)
@@ -706,6 +750,7 @@ func TestAnInboxLosesPages(t *testing.T) {
 			if is, err := eu.store.Aggregate(t.Context(), "v many"); err != nil || is.Counters != counters {
 				t.Errorf("after the loss of %d eu has %+v, %v", pages, is, err)
 			}
+
 			end(t, all)
 		})
 	}
@@ -735,6 +780,7 @@ func TestARepairIsSentOn(t *testing.T) {
 			t.Helper()
 			eu.do(t, counter.Change{Key: "u", Rule: ordinary.Find("u"), Verb: counter.Edit, Join: []string{name}})
 		}
+
 		come("ann")
 		agree(t, all, "u", 1)
 		before := time.Now()
@@ -748,6 +794,7 @@ func TestARepairIsSentOn(t *testing.T) {
 		for _, inbox := range eu.inboxes {
 			inbox.back(before)
 		}
+
 		us.setCut(true)
 		ap.setCut(false)
 		eu.start(t, all, ordinary)

@@ -145,6 +145,7 @@ func newSimulation(seed uint64, planted plan, notes *simtest.Notes) *simulation 
 		seen:    map[string]*hyperloglog.Registers{"unique1": {}},
 		likes:   map[string]int64{},
 	}
+
 	lost := 0.1 * float64(s.rand.Below(3))
 	if s.Makes(simFaults) {
 		s.Logf("of what goes over links %v get lost", lost)
@@ -158,6 +159,7 @@ func newSimulation(seed uint64, planted plan, notes *simtest.Notes) *simulation 
 			name: name, of: s, home: newJournal(), inboxes: map[string]*journal{},
 			versions: map[string]counter.Version{}, values: map[string]int64{},
 		}
+
 		for _, other := range names {
 			if other != name {
 				r.inboxes[other] = newJournal()
@@ -165,6 +167,7 @@ func newSimulation(seed uint64, planted plan, notes *simtest.Notes) *simulation 
 				r.inboxes[other].hidesLosses = planted.hidesLosses
 			}
 		}
+
 		s.regions = append(s.regions, r)
 	}
 
@@ -186,6 +189,7 @@ func (s *simulation) run() {
 			workers.Go(func() { r.work(w, stop) })
 		}
 	}
+
 	for i := range simFaults {
 		s.rand = simtest.NewDice(s.seed, fmt.Sprint("fault ", i))
 		time.Sleep(s.rand.UpTo(3 * time.Second))
@@ -193,6 +197,7 @@ func (s *simulation) run() {
 			s.fault()
 		}
 	}
+
 	s.rand = simtest.NewDice(s.seed, "end")
 	if s.planted.empties {
 		s.loseAll(s.joined(), true)
@@ -210,8 +215,10 @@ func (s *simulation) run() {
 		for _, p := range r.processes {
 			p.kill()
 		}
+
 		r.end()
 	}
+
 	s.stray.Wait() // a commit under way may arrive late also now
 }
 
@@ -238,6 +245,7 @@ func (s *simulation) join(r *simRegion) {
 	for range simProcesses {
 		r.processes = append(r.processes, r.newProcess())
 	}
+
 	for _, id := range partitions() {
 		r.move(id, s.rand.Below(simProcesses))
 	}
@@ -275,6 +283,7 @@ func (r *simRegion) newProcess() *process {
 			Inbox:  p.near(r.inboxes[other.name], other.name),
 		})
 	}
+
 	p.region = region.New(cfg)
 	p.owner = owner.New(store, owner.Config{
 		Name: p.name, WriteTimeout: time.Second, Region: r.name, Shared: p.region.Shared,
@@ -327,6 +336,7 @@ func (p *process) far(other *simRegion, to *journal, name string) *way {
 		defer s.mu.Unlock()
 		return alive && !s.cuts[[2]string{p.of.name, other.name}]
 	}
+
 	late := func(arrive func()) {
 		after := dice.UpTo(6 * time.Second)
 		s.stray.Go(func() {
@@ -410,6 +420,7 @@ func (s *simulation) fault() {
 		id := all[s.rand.Below(len(all))]
 		s.Fault("partition %d of %s moves", id, r.name)
 		r.move(id, s.rand.Below(simProcesses))
+
 	case 2, 3:
 		s.cut(r)
 	case 4:
@@ -521,6 +532,7 @@ func (s *simulation) loseAll(r *simRegion, empty bool) {
 	for _, p := range r.processes {
 		p.kill()
 	}
+
 	to := s.Start.Add(-time.Second)
 	if !empty {
 		to = time.Now().Add(-s.rand.UpTo(30 * time.Second))
@@ -530,6 +542,7 @@ func (s *simulation) loseAll(r *simRegion, empty bool) {
 	for i := range r.processes {
 		r.processes[i] = nil
 	}
+
 	r.mu.Unlock()
 	for i := range r.processes {
 		p := r.newProcess()
@@ -537,6 +550,7 @@ func (s *simulation) loseAll(r *simRegion, empty bool) {
 		r.processes[i] = p
 		r.mu.Unlock()
 	}
+
 	for _, id := range partitions() {
 		r.move(id, s.rand.Below(simProcesses))
 	}
@@ -589,10 +603,12 @@ func (s *simulation) healAll() {
 			r.move(id, r.route[id])
 		}
 	}
+
 	s.stray.Go(func() {
 		time.Sleep(time.Millisecond)
 		s.healLinks()
 	})
+
 	time.Sleep(15 * time.Second) // links that were to be cut for longer
 	s.healLinks()
 }
@@ -617,6 +633,7 @@ func (r *simRegion) heard(_ int, _ uint64, publication []byte) {
 		}
 		r.noteLocked(key, v, u.Counter.Value)
 	})
+
 	if err != nil {
 		r.of.Failf("–", "%v", err)
 	}

@@ -24,6 +24,7 @@ func (r *simRegion) work(w int, stop <-chan struct{}) {
 			return
 		case <-time.After(time.Millisecond + dice.UpTo(500*time.Millisecond)):
 		}
+
 		if !r.begin() {
 			continue
 		}
@@ -52,6 +53,7 @@ func (r *simRegion) change(caller *call.Caller, dice *simtest.Dice, name string,
 	if k.quiet && time.Since(s.Start) > simLoud {
 		return
 	}
+
 	c := counter.Change{Key: k.key, Rule: k.rule, Verb: counter.Add}
 	if k.resets && dice.Chance(0.2) {
 		c.Verb = counter.Reset
@@ -68,6 +70,7 @@ func (r *simRegion) change(caller *call.Caller, dice *simtest.Dice, name string,
 		if c.Delta == 0 {
 			c.Delta = 10
 		}
+
 	case counter.Members:
 		c.Verb = counter.Edit
 		mine[k.key]++
@@ -75,10 +78,12 @@ func (r *simRegion) change(caller *call.Caller, dice *simtest.Dice, name string,
 		if last := mine[k.key] - 2; last > 0 && dice.Chance(0.4) {
 			c.Leave = []string{fmt.Sprint(name, last)}
 		}
+
 	case counter.Unique:
 		c.Verb = counter.Edit
 		c.Join = []string{fmt.Sprint("visitor ", dice.Below(60))}
 	}
+
 	r.do(caller, c)
 
 	s.mu.Lock()
@@ -151,6 +156,7 @@ func (s *simulation) check() {
 		case k.rule.Kind == counter.Unique:
 			want = s.seen[k.key].Count()
 		}
+
 		if first.Value != want {
 			s.Failf("once", "%s is %d, and %d was acknowledged", k.key, first.Value, want)
 		}
@@ -163,10 +169,12 @@ func (s *simulation) epilogue() {
 	for _, r := range s.regions {
 		callers = append(callers, call.New(r, call.Config{Stream: r.name + " ends"}))
 	}
+
 	for i, k := range simKeys {
 		at := i % len(s.regions)
 		s.regions[at].do(callers[at], counter.Change{Key: k.key, Rule: k.rule, Verb: counter.Reset})
 	}
+
 	time.Sleep(simSettle)
 	for _, k := range simKeys {
 		for _, r := range s.regions {
@@ -187,6 +195,7 @@ func (s *simulation) epilogue() {
 			r.do(callers[i], c)
 		}
 	}
+
 	time.Sleep(simSettle)
 	for _, k := range simKeys {
 		for _, r := range s.regions {

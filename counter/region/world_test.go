@@ -113,6 +113,7 @@ func (j *journal) add(c *rows.Commit) {
 			j.added[name] += p.Value
 			p.Value += before
 		}
+
 		row.Value = s.Append(nil)
 	}
 }
@@ -141,6 +142,7 @@ func (j *journal) back(to time.Time) {
 		_ = j.store.Commit(context.Background(), []rows.Commit{*e.commit})
 		j.numbers[e.commit.Partition] = e.commit.Number
 	}
+
 	j.at = time.Time{}
 	j.watches.Missed()
 }
@@ -229,6 +231,7 @@ func (w *way) Commit(_ context.Context, commits []rows.Commit) []error {
 		w.note("commits to partition %d: number %d after %d, %d rows, epoch %d: %v",
 			c.Partition, c.Number, c.After, len(c.Rows), c.Epoch, errs[i])
 	}
+
 	if !w.passesOnce() {
 		for i := range errs {
 			errs[i] = rows.ErrUnavailable
@@ -250,6 +253,7 @@ func withoutResets(all []rows.Row) []rows.Row {
 				s.Parts[i].At = 0
 				s.Parts[i].Base = 0
 			}
+
 			row.Value = s.Append(nil)
 		}
 		some = append(some, row)

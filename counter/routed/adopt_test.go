@@ -52,12 +52,14 @@ func (s *stores) carryHalf(t testing.TB, all []counter.Copy) {
 			exact = append(exact, c)
 		}
 	}
+
 	if len(exact) < 2 {
 		t.Fatalf("%d exact counters", len(exact))
 	}
 	if _, err := p.tiered.exact.Restore(t.Context(), exact, countertest.Rules); err != nil {
 		t.Fatal(err)
 	}
+
 	p.kill()
 }
 
@@ -101,6 +103,7 @@ func TestServerPostgresAdded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer back.Close()
 	sameCounters(t, dumped(t, back), want)
 
@@ -127,6 +130,7 @@ func TestServerRedisAdded(t *testing.T) {
 	if c := must(t, p, op("", add("s:1", 1))); c.Value != 4 {
 		t.Errorf("it goes on with %+v", c)
 	}
+
 	_, err := OpenAlone(t.Context(), AloneConfig{URL: in.url, Rules: countertest.Rules})
 	if err == nil || !strings.Contains(err.Error(), "a Redis stands in front") {
 		t.Errorf("PostgreSQL alone: %v", err)
@@ -147,6 +151,7 @@ func TestServerColdCounters(t *testing.T) {
 		return len(in.redis.Do(t, "KEYS", "*:r:heads").([]any)) == 0 &&
 			len(in.redis.Do(t, "KEYS", "*:r:set:*").([]any)) == 0
 	})
+
 	sameCounters(t, dumped(t, p), want)
 	if c := must(t, p, op("", add("s:1", 1))); c.Value != 4 {
 		t.Errorf("it goes on with %+v", c)

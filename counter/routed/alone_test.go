@@ -72,6 +72,7 @@ func TestServerSecondProcess(t *testing.T) {
 		c.OnState = &state
 		c.TendEvery = 10 * time.Millisecond
 	})
+
 	state.await(t, true)
 	must(t, first, op("", add("s:1", 1)))
 	must(t, first, op("", add("e:1", 1)))
@@ -80,12 +81,14 @@ func TestServerSecondProcess(t *testing.T) {
 	if c := must(t, second, op("", add("s:1", 1))); c.Value != 2 {
 		t.Errorf("the second process: %+v", c)
 	}
+
 	state.await(t, false)
 	for _, key := range []string{"s:1", "s:2", "e:1"} {
 		if r := change(t, first, op("", add(key, 1))); !errors.Is(r.Err, counter.ErrUnavailable) {
 			t.Errorf("the first process changes %q: %+v", key, r)
 		}
 	}
+
 	if !errors.Is(first.Ready(), errTaken) || !errors.Is(first.Cause(), errTaken) {
 		t.Errorf("the first process is ready: %v, %v", first.Ready(), first.Cause())
 	}
@@ -102,6 +105,7 @@ func TestServerSecondProcess(t *testing.T) {
 	if c := must(t, second, op("", add("s:1", 1))); c.Value != 3 {
 		t.Errorf("the second process: %+v", c)
 	}
+
 	must(t, second, op("", add("e:1", 1)))
 }
 

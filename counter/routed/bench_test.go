@@ -44,6 +44,7 @@ func benchReservations(b *testing.B, keys int64) {
 				}
 			})
 		}
+
 		clients.Wait()
 		took.Store(int64(time.Since(began)))
 	}

@@ -58,6 +58,7 @@ func alone(t testing.TB) countertest.Instance {
 			if err := s.Close(); err != nil {
 				t.Error(err)
 			}
+
 			s = openAlone(t, url)
 			return s
 		},

@@ -73,6 +73,7 @@ func TestServerADatabaseWithRowsIsNotSharedExact(t *testing.T) {
 	if !errors.Is(err, postgres.ErrConfig) || !strings.Contains(err.Error(), "--regions") {
 		t.Errorf("it opens, %v", err)
 	}
+
 	_, err = Check(t.Context(), url, UseSharedExact)
 	if !errors.Is(err, postgres.ErrConfig) || !strings.Contains(err.Error(), "--regions") {
 		t.Errorf("a check of it says %v", err)

@@ -260,11 +260,13 @@ func TestServerPostgresAwayTiered(t *testing.T) {
 	if c := must(t, p, op("", add("s:resident", 1))); c.Value != 2 {
 		t.Errorf("in Redis: %+v", c)
 	}
+
 	for _, key := range []string{"s:evicted", "e:1"} {
 		if r := change(t, p, op("", add(key, 1))); !errors.Is(r.Err, counter.ErrUnavailable) {
 			t.Errorf("%q: %+v", key, r)
 		}
 	}
+
 	found, err := p.Read(t.Context(), []string{"s:resident", "e:1"}, "", time.Second)
 	if err != nil || found[0].Value != 2 || !found[1].Away {
 		t.Errorf("read %+v, %v", found, err)
@@ -335,6 +337,7 @@ func TestServerKindsOfTwoStores(t *testing.T) {
 	for n := 0; rows.PartitionOf(inZero) != owner.ExactPartition; n++ {
 		inZero = fmt.Sprint("s:", n)
 	}
+
 	for name, s := range map[string]counter.Store{"alone": alone, "behind Redis": p, "beside Redis": region} {
 		for _, key := range []string{"s:1", inZero} {
 			asExact := counter.Change{Key: key, Rule: exact, Verb: counter.Add, Delta: 1}
@@ -348,6 +351,7 @@ func TestServerKindsOfTwoStores(t *testing.T) {
 			if r := change(t, s, op("", dropped)); r.Err != nil {
 				t.Errorf("%s: %+v", name, r)
 			}
+
 			must(t, s, op("", asExact))
 			if r := change(t, s, op("", asSum)); !errors.Is(r.Err, counter.ErrKind) {
 				t.Errorf("%s: %q is exact, and a sum is made: %+v", name, key, r)
@@ -374,6 +378,7 @@ func TestServerRedisOlder(t *testing.T) {
 		in.redis.Kill()
 		in.redis.Restart(t)
 	}
+
 	older()
 	becomes(t, p, "s:1", 2)
 	becomes(t, p, "s:gone", 0)
@@ -397,6 +402,7 @@ func TestServerPostgresOlder(t *testing.T) {
 		must(t, p, op("", add("s:1", 1)))
 		persisted(t, in.url, "s:1", n+1)
 	}
+
 	time.Sleep(time.Second) // Redis notes what PostgreSQL has with the next commits, of which there is one a second
 	p.kill()
 	in.postgres.Exec(t, in.url, `truncate headcount_rows; insert into headcount_rows table older;
@@ -408,6 +414,7 @@ func TestServerPostgresOlder(t *testing.T) {
 	if c := must(t, p, op("", add("s:1", 1))); c.Value != 6 {
 		t.Errorf("%+v", c)
 	}
+
 	persisted(t, in.url, "s:1", 6)
 	if !strings.Contains(log.String(), "restored from an older copy") {
 		t.Errorf("the log is %q", log.String())

@@ -56,6 +56,7 @@ func TestSharesAreReadAsTheyWereWritten(t *testing.T) {
 		if err != nil || !reflect.DeepEqual(read, s) || !bytes.Equal(read.Append(nil), b) {
 			t.Fatalf("%+v became %+v, %v", s, read, err)
 		}
+
 		cut := rapid.IntRange(0, len(b)-1).Draw(t, "cut")
 		if _, err := share.Parse(b[:cut]); err == nil {
 			t.Fatalf("%d of %d bytes are a share", cut, len(b))
@@ -182,11 +183,13 @@ func regionsAgree(t *rapid.T, kind counter.Kind) {
 	for _, name := range []string{"us", "eu", "ap"} {
 		all = append(all, &region{Local: share.Local{Region: name}})
 	}
+
 	var told []said
 	knows := map[*region]map[int]bool{}
 	for _, r := range all {
 		knows[r] = map[int]bool{}
 	}
+
 	counts := map[int]int64{} // additions that no reset knew of
 	faults := rapid.Bool().Draw(t, "faults")
 
@@ -200,6 +203,7 @@ func regionsAgree(t *rapid.T, kind counter.Kind) {
 			change(r, kind, delta, now)
 			knows[r][n] = true
 			counts[n] = delta
+
 		case what < 6:
 			told = append(told, said{r.Region, asSent(t, &r.Share), maps.Clone(knows[r])})
 		case what < 9:
@@ -209,11 +213,13 @@ func regionsAgree(t *rapid.T, kind counter.Kind) {
 			one := &told[rapid.IntRange(0, len(told)-1).Draw(t, "hears")]
 			r.hear(one.by, &one.Share, now)
 			maps.Copy(knows[r], one.knew)
+
 		case what == 9:
 			r.reset(now)
 			for n := range knows[r] {
 				delete(counts, n)
 			}
+
 		case !faults:
 		case what == 10:
 			r.lose()
@@ -232,6 +238,7 @@ func regionsAgree(t *rapid.T, kind counter.Kind) {
 			}
 		}
 	}
+
 	for _, r := range all[1:] {
 		if r.total() != all[0].total() {
 			t.Fatalf("%s has %d, %s has %d:\n%+v\n%+v",
@@ -243,6 +250,7 @@ func regionsAgree(t *rapid.T, kind counter.Kind) {
 	for _, delta := range counts {
 		want += delta
 	}
+
 	if kind == counter.Sum && !faults && all[0].total() != want {
 		t.Fatalf("the total is %d, and what no reset knew of is %d", all[0].total(), want)
 	}

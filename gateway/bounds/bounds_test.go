@@ -45,6 +45,7 @@ func TestBoundsAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	page := strings.Split(string(text), "\n")
 
 	for _, b := range Table {

@@ -69,16 +69,19 @@ func TestTurnsGoRoundTheAddresses(t *testing.T) {
 					t.Error(err)
 					return
 				}
+
 				order = append(order, name) // by whoever has the turn
 				time.Sleep(time.Second)
 				end()
 			}()
+
 			synctest.Wait()
 		}
 
 		for _, name := range []string{"a1", "a2", "a3"} {
 			work(name, "192.0.2.1")
 		}
+
 		work("b1", "192.0.2.2")
 
 		time.Sleep(time.Minute)

@@ -119,14 +119,17 @@ func TestCodesOfFrames(t *testing.T) {
 	for _, m := range meanings {
 		used[m.code] = true
 	}
+
 	delete(used, "") // no message leads to the error
 
 	for _, code := range Codes {
 		if !used[code] {
 			t.Errorf("no error has the code %s", code)
 		}
+
 		delete(used, code)
 	}
+
 	if len(used) > 0 {
 		t.Errorf("Codes lacks %v", used)
 	}

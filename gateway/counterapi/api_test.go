@@ -119,6 +119,7 @@ func serve(t testing.TB, tune func(*Config)) *served {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	counters := countersIn(t, countertest.InMemory(t, nil), parsed, counter.CombinerConfig{Instant: true})
 	cfg := Config{Rules: parsed, Counters: counters, Registerer: prometheus.NewRegistry(), Log: zerolog.Nop()}
 	if tune != nil {
@@ -164,11 +165,13 @@ func (s *served) do(call, body string, lines ...string) *httptest.ResponseRecord
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	r.RemoteAddr = "192.0.2.1:1234"
 	for _, line := range lines {
 		name, value, _ := strings.Cut(line, ": ")
 		r.Header.Add(name, value)
 	}
+
 	w := httptest.NewRecorder()
 	s.engine.ServeHTTP(w, r)
 	return w
@@ -666,6 +669,7 @@ func TestProblems(t *testing.T) {
 	for i := range 1001 {
 		thousand = append(thousand, fmt.Sprintf(`{"key":"views:%d"}`, i))
 	}
+
 	for i := range 101 {
 		hundred = append(hundred, fmt.Sprintf("key=views:%d", i))
 	}
@@ -843,6 +847,7 @@ func TestConflicts(t *testing.T) {
 	if log.Len() > 0 {
 		t.Errorf("a caller's mistake is logged: %s", &log)
 	}
+
 	s.want("GET ?key=views:1&key=seats:1&key=likes:1", "", 200,
 		`{"counters":[`+one("views:1", "sum", 1, "1")+","+one("seats:1", "exact", 1, "1")+","+one("likes:1", "members",
 			1, "1")+`]}`)
@@ -1119,11 +1124,13 @@ func FuzzPaths(f *testing.F) {
 		if err != nil || !strings.HasPrefix(u.EscapedPath(), Root) {
 			return
 		}
+
 		u.RawQuery = query
 		r, err := http.NewRequest(method, u.String(), strings.NewReader(body))
 		if err != nil {
 			return
 		}
+
 		r.RemoteAddr = "192.0.2.1:1234"
 		r.Header.Set("X-API-Key", "k")
 		w := httptest.NewRecorder()
@@ -1133,6 +1140,7 @@ func FuzzPaths(f *testing.F) {
 		default:
 			t.Fatalf("%s %s: %d %s", method, u, w.Code, w.Body)
 		}
+
 		if w.Code == 200 && method != "HEAD" && !json.Valid(w.Body.Bytes()) {
 			t.Fatalf("%s %s: %s", method, u, w.Body)
 		}

@@ -35,6 +35,7 @@ func BenchmarkNotify(b *testing.B) {
 					changes[i].Counter.Value++
 					changes[i].Counter.Version.Sequence++
 				}
+
 				l.notify(changes)
 			}
 		})
@@ -58,6 +59,7 @@ func BenchmarkCall(b *testing.B) {
 				clear(w.Header())
 				s.engine.ServeHTTP(w, r)
 			}
+
 			if w.Status != http.StatusOK {
 				b.Fatal(w.Status)
 			}

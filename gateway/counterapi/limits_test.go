@@ -99,10 +99,12 @@ func TestLimitsAreLookedAtAndGivenBack(t *testing.T) {
 				if (got.ResetAfter == 0) != (got.Remaining == 10) {
 					t.Errorf("of 10 remain %d, and all are back in %d ms", got.Remaining, got.ResetAfter)
 				}
+
 				got.ResetAfter = 0
 
 				return got
 			}
+
 			forget := func() {
 				t.Helper()
 				if w := s.do("DELETE "+limitsRoot+"/k", "", key); w.Code != 204 || w.Body.Len() > 0 {

@@ -190,6 +190,7 @@ func lively(t *testing.T, test func(t *testing.T, l *Live, s *scripted, want fun
 			if !slices.Equal(p.log, want) {
 				t.Errorf("told %q, want %q", p.log, want)
 			}
+
 			p.log = nil
 		})
 	})

@@ -214,6 +214,7 @@ func TestStaleAnswers(t *testing.T) {
 			if text(w) != `{"key":"hits:1","last":"1h","value":0`+when.want+`}` {
 				t.Errorf("%d %s, want %q", w.Code, w.Body, when.want)
 			}
+
 			store.stale = false
 		}
 	})
@@ -263,6 +264,7 @@ func TestCountersThatDoNotExist(t *testing.T) {
 			if reads := store.histories.Load(); w.Code != 200 || text(w) != want || reads != int32(n)+1 {
 				t.Errorf("%d %s after %d reads, want %s after %d", w.Code, w.Body, reads, want, n+1)
 			}
+
 			store.stale = false
 		}
 
@@ -337,6 +339,7 @@ func TestQuestionsOfOneAddress(t *testing.T) {
 						if w.Header().Get("Retry-After") == "" {
 							t.Error("no Retry-After")
 						}
+
 						refused.Add(1)
 						time.Sleep(100 * time.Millisecond)
 					}
@@ -368,6 +371,7 @@ func TestQuestionsOfOneAddress(t *testing.T) {
 		for range 3 * bounds.QuestionsOfAddress.Max {
 			go func() { same <- s.do("GET /hits:9/window?last=1h", "", from(3)).Code }()
 		}
+
 		for range 3 * bounds.QuestionsOfAddress.Max {
 			if code := <-same; code != 200 {
 				t.Errorf("one of many with the same question: %d", code)
@@ -383,6 +387,7 @@ func TestPublicTop(t *testing.T) {
 			s.want(fmt.Sprintf("POST /hits:%d/increment", n), fmt.Sprintf(`{"delta":%d}`, n+1), 200,
 				one(fmt.Sprint("hits:", n), "sum", n+1, "1"))
 		}
+
 		get := func(n int, want string) {
 			t.Helper()
 			if w := s.do(fmt.Sprint("GET ", TopRoot, "?match=hits:*&last=1h&n=", n),
@@ -390,6 +395,7 @@ func TestPublicTop(t *testing.T) {
 				t.Errorf("%d %s, want %s", w.Code, w.Body, want)
 			}
 		}
+
 		get(1, `{"key":"hits:2","value":3}`)
 		s.want("POST /hits:0/increment", `{"delta":9}`, 200, one("hits:0", "sum", 10, "2"))
 		get(2, `{"key":"hits:2","value":3},{"key":"hits:1","value":2}`)

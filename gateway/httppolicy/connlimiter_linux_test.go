@@ -72,6 +72,7 @@ func TestServerConnLimiterSilence(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	cl := NewConnLimiter(l, time.Minute, 2, func(error) {}, &tally{})
 	defer cl.Close()
 
@@ -79,17 +80,20 @@ func TestServerConnLimiterSilence(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer client.Close()
 	c, err := cl.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer c.Close()
 
 	raw, err := c.(syscall.Conn).SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	ms := 0
 	_ = raw.Control(func(fd uintptr) { ms, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT) })
 	if ms != 60_000 || err != nil {

@@ -136,6 +136,7 @@ func TestServerConnLimiter(t *testing.T) {
 		defer s.limiter.mu.Unlock()
 		return s.limiter.silent.Len() == 1 && said(s.limiter.silent.Front().Value.(*shortConn).conn)
 	})
+
 	silent := s.says("")
 	testkit.Eventually(t, "two short connections", func() bool { return s.short() == 2 })
 	time.Sleep(silenceTimeout) // it has had its time
@@ -159,6 +160,7 @@ func TestServerConnLimiter(t *testing.T) {
 	if err := s.answered(first); err != nil {
 		t.Fatal(err)
 	}
+
 	second := s.says(halfRequest)
 	testkit.Eventually(t, "two short connections", func() bool { return s.short() == 2 })
 
@@ -171,6 +173,7 @@ func TestServerConnLimiter(t *testing.T) {
 			t.Fatalf("the one that asks again is gone: %v", err)
 		}
 	}
+
 	ask()
 	if err := s.answered(s.says(wholeRequest)); err != nil {
 		t.Fatal(err)
@@ -178,6 +181,7 @@ func TestServerConnLimiter(t *testing.T) {
 	if _, err := second.Read(make([]byte, 1)); err == nil {
 		t.Error("the half handshake is still there")
 	}
+
 	ask()
 }
 
@@ -202,6 +206,7 @@ func TestConnLimiterHalfHandshakes(t *testing.T) {
 			cl.State(c, http.StateActive)
 			return time.Since(began)
 		}
+
 		if waited := accepts(); waited != progressTimeout-limit*apart {
 			t.Errorf("behind half handshakes it waited %s", waited)
 		}
@@ -219,6 +224,7 @@ func TestConnLimiterHalfHandshakes(t *testing.T) {
 				t.Errorf("it waited %s", waited)
 			}
 		}
+
 		if len(cl.short) != limit {
 			t.Errorf("%d short connections", len(cl.short))
 		}
@@ -272,6 +278,7 @@ func TestConnLimiterClosesWhileOneWaits(t *testing.T) {
 			_, err := cl.Accept()
 			ended <- err
 		}()
+
 		synctest.Wait()
 		if len(ended) > 0 {
 			t.Fatal("it does not wait")

@@ -218,5 +218,6 @@ func TestGzipBytesByMany(t *testing.T) {
 			}
 		})
 	}
+
 	wg.Wait()
 }

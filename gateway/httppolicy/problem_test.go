@@ -59,6 +59,7 @@ func TestWriteProblem(t *testing.T) {
 			for k, v := range tc.headers {
 				want[k] = v
 			}
+
 			for k, v := range want {
 				if got := w.Header().Get(k); got != v {
 					t.Errorf("%s: %q, want %q", k, got, v)
@@ -95,6 +96,7 @@ func TestProblemOfHeadHasNoBody(t *testing.T) {
 	if _, err := io.WriteString(client, "HEAD / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
+
 	answer, err := io.ReadAll(client)
 	head, body, ok := strings.Cut(string(answer), "\r\n\r\n")
 	isProblem := strings.HasPrefix(head, "HTTP/1.1 404 ") &&

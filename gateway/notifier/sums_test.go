@@ -430,6 +430,7 @@ func aFollowAfterALoss(t *testing.T, followed bool) {
 				t.Fatal(err)
 			}
 		}
+
 		wants := func(received ...int64) {
 			t.Helper()
 			must(s.catchUp(t.Context()))

@@ -138,8 +138,10 @@ func TestAJoinWaitsForItsCount(t *testing.T) {
 		for _, page := range append(pages, presence.AllPages) {
 			all = append(all, presence.Count{Page: page, Users: 1})
 		}
+
 		return all
 	}
+
 	p := &heartbeat.Reply{Stream: 1, Acked: 1, Counted: 1, Counts: counts("p")}
 	q := &heartbeat.Reply{Stream: 1, Acked: 2, Counted: 2, Counts: counts("q")}
 	both := &heartbeat.Reply{Stream: 1, Acked: 2, Counted: 2, Counts: counts("q", "p")}
@@ -196,6 +198,7 @@ func TestAFurtherTabAsksTheOwner(t *testing.T) {
 	if first.arrivals != 1 || second.arrivals != 0 || b.Waits(1, "p", first) || !b.Waits(1, "p", second) {
 		t.Fatalf("%d and %d arrivals before the owner answered again, want 1 and 0", first.arrivals, second.arrivals)
 	}
+
 	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 2})
 
 	b.Confirm(1, "p", first)

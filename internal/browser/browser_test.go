@@ -60,6 +60,7 @@ func newWorld(t *testing.T) *world {
 		Say:   func(text string) { w.said = append(w.said, text) },
 		Fail:  func(text string) { t.Error(text) },
 	})
+
 	t.Cleanup(func() {
 		w.Close()
 		_ = srv.Close()

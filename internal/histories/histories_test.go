@@ -182,6 +182,7 @@ func TestWrongHistoriesAreShort(t *testing.T) {
 		all = append(all, told{20 * i, 20*i + 9, add(int(i+1), Delta{1, 1}), shows(i + 1)})
 		all = append(all, told{20 * i, 20*i + 9, read(0), shows(0)})
 	}
+
 	all[11] = told{100, 109, read(0), shows(3)}
 
 	short := Exact.shorten(subjectOf(Exact, all...).history(nil))

@@ -153,8 +153,10 @@ func TestServerTransactionsThatFail(t *testing.T) {
 					return err
 				}
 			}
+
 			return nil
 		})
+
 		if Code(err) != "22012" || errors.Is(err, ErrAway) {
 			t.Fatalf("got %v, want the server's word", err)
 		}

@@ -252,6 +252,7 @@ func TestServerWordsOfRefusals(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		defer conn.Close()
 
 		caller := conn.Runner(redisconn.RunnerConfig{Unavailable: errUnavailable})
@@ -264,6 +265,7 @@ func TestServerWordsOfRefusals(t *testing.T) {
 			if redis.HasErrorPrefix(err, "NOSCRIPT") {
 				return nil
 			}
+
 			return err
 		})
 	}
@@ -322,11 +324,13 @@ func TestServerWordsOfRefusals(t *testing.T) {
 		for _, cmd := range tc.refuse {
 			do(cmd...)
 		}
+
 		var err error
 		testkit.Eventually(t, tc.begins, func() bool { // a BGSAVE fails after its answer
 			err = write()
 			return err != nil
 		})
+
 		reason := redisconn.RefusedBy(err)
 		var reply redis.Error
 		isLost := tc.begins == tooMany && !errors.As(err, &reply) // Redis closes the connection right behind its answer
@@ -337,6 +341,7 @@ func TestServerWordsOfRefusals(t *testing.T) {
 		for _, cmd := range tc.serve {
 			do(cmd...)
 		}
+
 		if err := write(); err != nil {
 			t.Errorf("after %s: %v", tc.begins, err)
 		}

@@ -23,6 +23,7 @@ func TestServerAClockIsWrong(t *testing.T) {
 			"\n")
 		return
 	}
+
 	for _, offset := range []time.Duration{2 * time.Second, -2 * time.Second, 1000 * time.Hour} {
 		var out bytes.Buffer
 		cmd := exec.Command(os.Args[0], "-test.run", "^TestServerAClockIsWrong$")
@@ -35,11 +36,13 @@ func TestServerAClockIsWrong(t *testing.T) {
 		if status := p.Wait(testkit.Timeout); status != 0 {
 			t.Fatalf("status %d:\n%s", status, out.String())
 		}
+
 		ended := time.Now()
 		fields := strings.Fields(out.String())
 		if len(fields) < 3 || fields[0] != "now" {
 			t.Fatalf("it said %q", out.String())
 		}
+
 		ms, _ := strconv.ParseInt(fields[1], 10, 64)
 		if at := time.UnixMilli(ms).Add(-offset); at.Before(begun.Add(-time.Millisecond)) || at.After(ended) {
 			t.Errorf("its clock is %s beside ours, which went from %s to %s, want it off by %s",

@@ -21,6 +21,7 @@ func TestServerKillEndsChildren(t *testing.T) {
 		if pids = children(p.PID()); len(pids) == 0 {
 			return errors.New("it has no child yet")
 		}
+
 		return nil
 	}); err != nil {
 		t.Fatal(err)
@@ -28,11 +29,13 @@ func TestServerKillEndsChildren(t *testing.T) {
 	if Memory(p.PID()) == 0 {
 		t.Error("a process without memory")
 	}
+
 	p.Kill()
 	if err := Await(nil, testkit.Timeout, func(context.Context) error {
 		if Memory(pids[0]) > 0 {
 			return errors.New("the child is still there")
 		}
+
 		return nil
 	}); err != nil {
 		t.Error(err)

@@ -20,12 +20,15 @@ func TestServerPortsAreFreeAndGivenOnce(t *testing.T) {
 			if p < firstPort || p >= endPort || given[p] {
 				t.Fatalf("port %d is out of range, or was given before", p)
 			}
+
 			given[p] = true
 		}
+
 		l, err := net.Listen("tcp", addr(port))
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		_ = l.Close()
 	}
 }
@@ -41,14 +44,17 @@ func TestServerAFreePortStaysFree(t *testing.T) {
 			}
 		})
 	}
+
 	for range 500 {
 		l, err := net.Listen("tcp", FreeAddr())
 		if err != nil {
 			t.Error(err)
 			break
 		}
+
 		_ = l.Close()
 	}
+
 	stop()
 	starters.Wait()
 }
@@ -69,6 +75,7 @@ func TestServerProcess(t *testing.T) {
 	if p.Runs() {
 		t.Error("it runs before its start")
 	}
+
 	p.Kill() // nothing
 	if err := p.Start(exec.Command("sh", "-c", "exit 7")); err != nil {
 		t.Fatal(err)
@@ -82,6 +89,7 @@ func TestServerProcess(t *testing.T) {
 	if status := p.Wait(0); status != -1 || !p.Runs() {
 		t.Errorf("exit status %d, it runs: %t", status, p.Runs())
 	}
+
 	p.Kill()
 	if p.Runs() {
 		t.Error("it outlives Kill")
@@ -107,6 +115,7 @@ func TestServerEnd(t *testing.T) {
 		if err := p.Start(cmd); err != nil {
 			t.Fatal(err)
 		}
+
 		<-ready
 		if got := p.End(tc.within); got != tc.want || p.Runs() {
 			t.Errorf("%s: exit status %d, want %d; it runs: %t", tc.trap, got, tc.want, p.Runs())
@@ -133,14 +142,17 @@ func TestServerAwait(t *testing.T) {
 		if asked++; asked < 3 {
 			return not
 		}
+
 		return nil
 	})
+
 	if err != nil || asked != 3 {
 		t.Errorf("%v after %d questions", err, asked)
 	}
 	if err := Await(nil, time.Millisecond, func(context.Context) error { return not }); !errors.Is(err, not) {
 		t.Errorf("in time: %v", err)
 	}
+
 	p.Kill()
 	if err := Await(p, testkit.Timeout, func(context.Context) error { return not }); err == nil || errors.Is(err, not) {
 		t.Errorf("a process that has ended: %v", err)

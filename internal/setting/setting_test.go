@@ -33,6 +33,7 @@ func TestAddresses(t *testing.T) {
 			if err == nil {
 				t.Errorf("%q is accepted as %q, %d", address, host, port)
 			}
+
 			continue
 		}
 		if err != nil || host != want.host || port != want.port || IsWildcard(address) != want.wildcard ||

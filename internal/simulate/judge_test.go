@@ -77,12 +77,14 @@ func TestFramesOfCountersAreJudged(t *testing.T) {
 				run: all, tallies: map[string]*tally{likes.key: likes}, like: &membership{t: likes, in: true},
 				held: map[string]client.Counter{},
 			}
+
 			for i := range tc.told {
 				if tc.change != nil && i == len(tc.told)-1 {
 					tc.change(&tc.told[i])
 				}
 				s.take(tc.told[i])
 			}
+
 			s.compare(&all.faults)
 
 			if tc.want == "" {

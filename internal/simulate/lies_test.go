@@ -270,9 +270,11 @@ func TestServerIdsThatAreForgottenEndTheRun(t *testing.T) {
 			query.Del("id")
 			req.URL.RawQuery = query.Encode()
 		}
+
 		p.mu.Unlock()
 		p.cut()
 	})
+
 	defer forget.Stop()
 
 	r, err := run(t, c)

@@ -167,8 +167,10 @@ func TestServerTroubleIsNoWrongCount(t *testing.T) {
 					p.says = func(first bool, m message) bool { return p.lied < 10 && said(first, m) }
 					p.mu.Unlock()
 				}
+
 				p.cut()
 			})
+
 			defer begin.Stop()
 
 			r, err := run(t, c)

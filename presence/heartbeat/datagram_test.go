@@ -343,6 +343,7 @@ func TestRefusals(t *testing.T) {
 			return p
 		}
 	}
+
 	signed := func(at int, b ...byte) func([]byte) []byte {
 		return func(p []byte) []byte {
 			copy(p[at:], b)
@@ -438,6 +439,7 @@ func TestAge(t *testing.T) {
 			if err := r.Decode(p); err != nil {
 				t.Fatal(err)
 			}
+
 			want := []time.Duration{5 * time.Second, 0}[i]
 			if got := r.beats[i].Age; got != want {
 				t.Errorf("datagram %d: %s, want %s", i, got, want)
@@ -559,8 +561,10 @@ func TestDecodingAllocatesLittle(t *testing.T) {
 		if err := d.Decode(list[i]); err != nil {
 			t.Fatal(err)
 		}
+
 		i++
 	})
+
 	if n > 2 {
 		t.Errorf("%.1f allocations for a datagram", n)
 	}

@@ -44,15 +44,18 @@ func truth(stays []stay, from, days, now int64) []minutes.Day {
 				users[s.user] = true
 			}
 		}
+
 		slices.SortStableFunc(steps, func(a, b step) int { return int(a.at - b.at) })
 		for i, n := 0, int64(0); i < len(steps); i++ {
 			if n += steps[i].by; steps[i].at < end && (i+1 == len(steps) || steps[i+1].at > steps[i].at) {
 				d.Max = max(d.Max, n)
 			}
 		}
+
 		d.Visitors = max(int64(len(users)), d.Max)
 		list[i] = d
 	}
+
 	return list
 }
 
@@ -70,6 +73,7 @@ func TestDaysOfRandomHistories(t *testing.T) {
 			}
 			stays = append(stays, stay{presence.User(rapid.Uint64Range(1, 40).Draw(t, "user")), from, to})
 		}
+
 		now := first*dayMillis + rapid.Int64Range(1, days*dayMillis).Draw(t, "now")
 		if now%dayMillis == 0 {
 			now++
@@ -88,6 +92,7 @@ func TestDaysOfRandomHistories(t *testing.T) {
 				events = append(events, event{s.to, s.user, -1})
 			}
 		}
+
 		slices.SortStableFunc(events, func(a, b event) int { return int(a.at - b.at) })
 
 		c, users := &minutes.Calendar{}, int64(0)
@@ -99,6 +104,7 @@ func TestDaysOfRandomHistories(t *testing.T) {
 					c.Arrive(events[i].user, at)
 				}
 			}
+
 			c.Count(users, at)
 			if rapid.IntRange(0, 3).Draw(t, "restart") == 0 {
 				past, _ := c.Past()
@@ -106,17 +112,21 @@ func TestDaysOfRandomHistories(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+
 				c = again
 			}
 		}
+
 		list, err := c.Days(first + 1)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		q, err := minutes.AskDays(time.Duration(max(1, now/dayMillis-first))*24*time.Hour, 400, time.UnixMilli(now))
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		a := q.AnswerDays("p", list, users, time.UnixMilli(now))
 		from := q.From / minutes.MinutesOfDay
 		want := truth(stays, from, int64(len(a.Points)), now)
@@ -164,8 +174,10 @@ func TestDaysAreSmall(t *testing.T) {
 			})
 			before = 20_000 + day
 		}
+
 		bytes += len(past)
 	}
+
 	t.Logf("%d pages of %d days: %.1f MB, %.1f bytes a day", pages, days, float64(bytes)/1e6,
 		float64(bytes)/pages/days)
 	if bytes > 50e6 {
@@ -179,6 +191,7 @@ func TestAnswerAsCSV(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	a := q.AnswerDays("p", []minutes.Day{
 		{At: 20_000, Max: 3, Presence: 600_000, Until: 20_001 * dayMillis, Joins: 4, Visitors: 2, Last: 1},
 	}, 1, now)
@@ -187,6 +200,7 @@ func TestAnswerAsCSV(t *testing.T) {
 	if is := string(a.CSV()); is != want {
 		t.Errorf("%s", is)
 	}
+
 	byMinute := (minutes.Question{From: 100, To: 101, Step: 1}).Answer("p", nil, 0, noon)
 	if is := string(byMinute.CSV()); is != "at,max,joins\r\n1970-01-01T01:40:00Z,0,0\r\n" {
 		t.Errorf("%s", is)
@@ -204,11 +218,13 @@ func TestDamagedDays(t *testing.T) {
 			t.Errorf("%d bytes of a day: %v", i, err)
 		}
 	}
+
 	for i := range len(open) - 1 {
 		if _, err := minutes.ParseCalendar(past, open[:i]); err == nil && i < 6 {
 			t.Errorf("%d bytes of an open day are read", i)
 		}
 	}
+
 	if text := fmt.Sprint(minutes.AskDays(401*24*time.Hour, 400, noon)); !strings.Contains(text, "400 days") {
 		t.Error(text)
 	}

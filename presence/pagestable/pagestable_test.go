@@ -194,12 +194,15 @@ func TestOneStatementASecond(t *testing.T) {
 			for page := range 40 {
 				w.publish(count(fmt.Sprint("blog/", page), int64(n+1), n+1))
 			}
+
 			settle(10 * time.Millisecond)
 		}
+
 		settle(time.Second)
 		if !slices.Equal(w.statements, []int{40}) || w.table["blog/7"].Users != 50 {
 			t.Errorf("statements of %v rows, and the row %+v", w.statements, w.table["blog/7"])
 		}
+
 		settle(time.Minute)
 		if len(w.statements) != 1 || w.lag() != 0 {
 			t.Errorf("%d statements without a change, lag %v", len(w.statements)-1, w.lag())
@@ -238,11 +241,13 @@ func TestAStatementThatFails(t *testing.T) {
 			if lag := w.lag(); lag < 20 || lag > 22 {
 				t.Errorf("%v seconds behind, want 21", lag)
 			}
+
 			w.set(func() { w.fails = nil })
 			w.want(t, time.Second, "blog/1=7@2 blog/2=1@1")
 			if lag := w.lag(); lag != 0 {
 				t.Errorf("%v seconds behind", lag)
 			}
+
 			settle(10 * time.Second)
 			bad := strings.Count(w.log.String(), "headcount_pages in PostgreSQL cannot be used")
 			good := strings.Count(w.log.String(), "headcount_pages in PostgreSQL works again")
@@ -260,6 +265,7 @@ func TestManyPages(t *testing.T) {
 		for page := range 25_000 {
 			w.publish(count(fmt.Sprint("blog/", page), 1, 1))
 		}
+
 		w.set(func() { w.fails = errLocked })
 		settle(2*time.Second + time.Millisecond)
 		w.set(func() { w.fails = nil })
@@ -273,6 +279,7 @@ func TestManyPages(t *testing.T) {
 		for page := range 25_000 {
 			w.publish(count(fmt.Sprint("blog/", page), 2, 2))
 		}
+
 		settle(17 * time.Second)
 		w.set(func() { w.slow, w.fails = 0, nil })
 		settle(17 * time.Second)
@@ -293,9 +300,11 @@ func TestTooManyPages(t *testing.T) {
 		for page := range maxWaiting + 10 {
 			w.publish(count(fmt.Sprint("blog/", page), 1, 1))
 		}
+
 		if n := len(w.waiting); n != maxWaiting {
 			t.Errorf("%d pages wait", n)
 		}
+
 		w.set(func() { w.fails = nil })
 		settle(time.Minute)
 		if n := len(w.table); n != maxWaiting+10 {
@@ -342,6 +351,7 @@ func TestRowsOfUnknownPages(t *testing.T) {
 		if presence.Bucket("blog/2", presence.DefaultBuckets) == served {
 			t.Fatal("choose other pages")
 		}
+
 		w.Serve([]int{served})
 		var old string // of the served bucket
 		for n := 0; old == ""; n++ {
@@ -349,12 +359,14 @@ func TestRowsOfUnknownPages(t *testing.T) {
 				old = name
 			}
 		}
+
 		w.has(count(old, 1, 1))
 		w.set(func() {
 			for _, c := range []presence.Count{count("blog/1", 3, 3), count("blog/2", 3, 3), count(old, 1, 1)} {
 				w.table[c.Page] = c
 			}
 		})
+
 		w.want(t, 2*time.Second, "blog/2=3@3")
 	})
 }

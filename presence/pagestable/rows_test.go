@@ -24,6 +24,7 @@ func TestServerRows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer r.Close()
 	must := func(err error) {
 		t.Helper()
@@ -31,6 +32,7 @@ func TestServerRows(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	const all = `select coalesce(string_agg(concat_ws(' ', site, page, count, version), ', ' order by site, page), '')
 		from headcount_pages`
 	want := func(want string) {
@@ -64,8 +66,10 @@ func TestServerRows(t *testing.T) {
 		for _, c := range some {
 			read = append(read, fmt.Sprint(c.Page, "=", c.Users, "@", c.Version))
 		}
+
 		after = some[len(some)-1].Page
 	}
+
 	if is, want := strings.Join(read, " "), "a=9@2-1 "+shop+"=1@1-1 b=2@1-5"; is != want {
 		t.Errorf("rows with users: %q, want %q", is, want)
 	}
@@ -78,11 +82,13 @@ func TestServerRows(t *testing.T) {
 			select 'recent ' || n, 0, now() - n * interval '1 second' from generate_series(1, 1000) n
 			union all select 'old ' || n, 0, now() - interval '25 hours' from generate_series(1, 2 * 10000 + 7) n
 			union all select 'in use', 1, now() - interval '25 hours'`)
+
 	must(r.Sweep(t.Context()))
 	const sum = `select concat_ws(' ', count(*), count(*) filter (where page like 'recent%')) from headcount_pages`
 	if is := pgtest.Query[string](t, url, sum); is != "1001 1000" {
 		t.Errorf("%s rows are left", is)
 	}
+
 	server.Exec(t, url, `insert into headcount_pages (page, count, updated_at)
 		select 'many ' || n, 0, now() - interval '2 hours' from generate_series(1, 100000) n`)
 	must(r.Sweep(t.Context()))
@@ -103,6 +109,7 @@ func TestServerRows(t *testing.T) {
 			_, err := c.Conn().PgConn().Exec(ctx, "begin; set local role "+sql+"; commit").ReadAll()
 			return err
 		})
+
 		if (err == nil) != may {
 			t.Errorf("as %s: %v", sql, err)
 		}
@@ -120,6 +127,7 @@ func TestServerLeastRights(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer r.Close()
 	if err := r.Grant(t.Context()); err != nil {
 		t.Error(err)
@@ -132,5 +140,6 @@ func TestServerLeastRights(t *testing.T) {
 	if err := r.Grant(t.Context()); err != nil {
 		t.Error(err)
 	}
+
 	server.Exec(t, url, "begin; set local role joe; select * from theirs.headcount_pages; commit")
 }

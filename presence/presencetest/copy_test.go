@@ -176,6 +176,7 @@ func (s *source) answer(b pncounter.Batch, a pncounter.Ack) {
 		if s.log <= a.High {
 			s.raise(a.High)
 		}
+
 	case pncounter.Merged:
 		for _, at := range a.Refused {
 			page := b.Pages[at].Page

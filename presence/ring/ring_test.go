@@ -147,9 +147,11 @@ func TestLosingOneMovesLittle(t *testing.T) {
 				changed++
 			}
 		}
+
 		if limit := partitions / 4; changed > limit {
 			t.Errorf("ring %d: %d partitions moved, more than %d", r, changed, limit)
 		}
+
 		moved += float64(changed) / partitions / rings
 	}
 

@@ -121,9 +121,11 @@ func TestUpdatesComeBack(t *testing.T) {
 				if from != "10.0.0.1:7946" {
 					t.Errorf("from %q", from)
 				}
+
 				got = append(got, updates...)
 			}),
 		})
+
 		c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: h}})
 		if err := c.PushUpdates(t.Context(), server, want); err != nil {
 			t.Fatal(err)
@@ -303,9 +305,11 @@ func TestHold(t *testing.T) {
 					if call.User != 1<<63+5 || call.Page != `a"é` || !call.On {
 						t.Errorf("%+v", call)
 					}
+
 					return tc.remote
 				}),
 			})
+
 			d := &direct{handler: h}
 			c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d})
 
@@ -354,6 +358,7 @@ func TestRefusals(t *testing.T) {
 			return body
 		}
 	}
+
 	replace := func(old, new string) func(*http.Request, []byte) []byte {
 		return func(r *http.Request, body []byte) []byte {
 			a := r.Header.Get("Authorization")
@@ -431,6 +436,7 @@ func TestRefusals(t *testing.T) {
 				if err != nil {
 					t.Error(err)
 				}
+
 				return
 			}
 
@@ -759,6 +765,7 @@ func TestAnswersOfStrangers(t *testing.T) {
 				w.WriteHeader(tc.status)
 				io.WriteString(w, tc.body)
 			})}
+
 			err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d}).
 				Hold(t.Context(), server, asked(1, "p", true))
 

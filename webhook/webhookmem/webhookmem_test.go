@@ -28,25 +28,30 @@ func TestInADirectory(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+
 		s, err := Open(dir, webhooktest.Hooks(t))
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		open = s
 		return s
 	})
+
 	if _, err := Open(dir, nil); err == nil || !strings.Contains(err.Error(), "in use by another process") {
 		t.Errorf("a second process opened it: %v", err)
 	}
 	if err := open.Close(); err != nil {
 		t.Fatal(err)
 	}
+
 	hooks := webhooktest.Hooks(t)
 	for range 2 { // the data of a removed hook is deleted
 		s, err := Open(dir, hooks[1:])
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		reported, err := s.Reported(t.Context(), hooks[0].ID)
 		if other, _ := s.Reported(t.Context(), hooks[1].ID); err != nil || len(reported) != 0 || len(other) != 1 {
 			t.Errorf("%d and %d are told, %v", len(reported), len(other), err)
@@ -64,6 +69,7 @@ func TestARefusedStepLeavesNoTrace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	hook := hooks[0].ID
 	step := func(from, n int) []webhook.Change {
 		changes := make([]webhook.Change, n)
@@ -71,11 +77,14 @@ func TestARefusedStepLeavesNoTrace(t *testing.T) {
 			subject := fmt.Sprint("a/", from+i)
 			changes[i] = webhook.Change{Hook: hook, Subject: subject, Is: "1", Event: subject}
 		}
+
 		return changes
 	}
+
 	if _, _, err := s.Report(t.Context(), step(0, webhook.MaxQueue)); err != nil {
 		t.Fatal(err)
 	}
+
 	before, waiting, err := s.Take(t.Context(), hook)
 	if err != nil {
 		t.Fatal(err)

@@ -35,6 +35,7 @@ func TestServerInRedis(t *testing.T) {
 	if _, _, err := s.Take(t.Context(), hook); !errors.Is(err, webhook.ErrUnavailable) {
 		t.Errorf("Take: %v", err)
 	}
+
 	change := webhook.Change{Hook: hook, Subject: "a/1", Is: "1"}
 	if _, _, err := s.Report(t.Context(), []webhook.Change{change}); !errors.Is(err, webhook.ErrUnavailable) {
 		t.Errorf("Report: %v", err)

@@ -93,6 +93,7 @@ func terminal(t *testing.T, size unix.Winsize) (reads, writes *os.File) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() { reads.Close() })
 
 	fd := int(reads.Fd())

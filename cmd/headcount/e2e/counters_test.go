@@ -96,14 +96,18 @@ func (s *server) ledger(t testing.TB, key string) (all []entry) {
 			default:
 				before = all[len(all)-1].After
 			}
+
 			if e.Seq != uint64(len(all)+1) || e.Before != before || e.Before+e.Delta != e.After {
 				t.Fatalf("entry %+v after %d entries that end with %d", e, len(all), before)
 			}
+
 			all = append(all, e)
 		}
+
 		if page.Next == nil {
 			return all
 		}
+
 		after = *page.Next
 	}
 }

@@ -102,6 +102,7 @@ func TestClockPagesTableFaults(t *testing.T) {
 		goes.join(page)
 		stays.join(page)
 	}
+
 	awaitTable(t, database, strings.Join(pages, " "))
 
 	a.kill()
@@ -118,12 +119,15 @@ func TestClockPagesTableFaults(t *testing.T) {
 		return b.metric(t, "headcount_pages_table_lag_seconds") > 1 &&
 			b.metric(t, "headcount_pages_table_failures_total") > 0
 	})
+
 	for range 3 {
 		b.call(t, "POST", "stock:1/increment", "", withKey).lasting(t) // exact: it needs PostgreSQL
 	}
+
 	if !b.ready() {
 		t.Error("it is not ready, for a lock")
 	}
+
 	p.Exec(t, locker, "commit")
 	rest[1] = "blog/01=2"
 	awaitTable(t, database, strings.Join(rest[1:], " "))

@@ -107,6 +107,7 @@ func TestServerRefusedRequests(t *testing.T) {
 			t.Errorf("the metrics have no %s", line)
 		}
 	}
+
 	if n := s.metric(t, "headcount_http_refusals_total"); int(n) != 23 {
 		t.Errorf("%g refusals are counted", n)
 	}
@@ -135,6 +136,7 @@ func TestServerRefusedRequests(t *testing.T) {
 		if f.Code != tc.code {
 			t.Errorf("%s: %s, want %s", tc.message, f.text, tc.code)
 		}
+
 		s.hasLogged(t, map[string]any{
 			"level": "debug", "reason": tc.code, "message": "a message was refused",
 		}, tc.detail)

@@ -102,6 +102,7 @@ func TestClockWhatWasAnsweredOutlivesAKill(t *testing.T) {
 		"--data-dir=" + dir, "--api-key=" + apiKey, "--presence-timeout=1m", "--leave-grace=0s",
 		"--update-interval=10ms", "--last-seen=1h",
 	}
+
 	s := start(t, flags...)
 	stays, leaves, ends, takes := s.ws(t), s.ws(t), s.ws(t), s.ws(t)
 	hold := func(c *client, action string) {
@@ -132,11 +133,13 @@ func TestClockWhatWasAnsweredOutlivesAKill(t *testing.T) {
 	if n := s.count(t, "p"); n != 2 {
 		t.Errorf("%d are there after the kill, want the one who stays and the one with a new hold", n)
 	}
+
 	for name, c := range map[string]*client{"with a new hold": takes, "without a hold": ends, "who left": leaves} {
 		if is := s.users(t, c.user)[0]; is.Online != (c == takes) {
 			t.Errorf("%s: %+v", name, is)
 		}
 	}
+
 	if at := s.users(t, leaves.user)[0].LastSeen; !at.Equal(left) {
 		t.Errorf("the user who left was last seen at %s after the kill, and at %s before", at, left)
 	}

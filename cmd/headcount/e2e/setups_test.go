@@ -29,6 +29,7 @@ func ruleFile(t *testing.T) string {
 		{"match":"stock:*","kind":"exact","floor":0,"public":["read"]},
 		{"match":"sales:*","kind":"sum","dimensions":["country"]},
 		{"match":"*","kind":"sum"}]}`
+
 	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

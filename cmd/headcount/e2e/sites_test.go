@@ -313,6 +313,7 @@ func refusalsOfSites(t *testing.T, s *server) {
 				t.Errorf("%v with %v: %s", call, headers, got.body)
 			}
 		}
+
 		s.refused(t, dialer{headers: headers}).problem(t, 403)
 	}
 
@@ -324,6 +325,7 @@ func refusalsOfSites(t *testing.T, s *server) {
 	} {
 		s.get(t, path, "Headcount-Site: other").problem(t, 400)
 	}
+
 	s.get(t, "/p/counter?site=default").problem(t, 400) // not one of the sites
 	s.refused(t, dialer{query: "site=other"}).problem(t, 400)
 
@@ -335,6 +337,7 @@ func refusalsOfSites(t *testing.T, s *server) {
 			t.Errorf("%s of its own site: %d %s", path, got.status, got.body)
 		}
 	}
+
 	s.get(t, "/p/counter", own...).counter(t)
 
 	// Pages of other origins may not use the server, and pages of the sites may.

@@ -263,11 +263,14 @@ func endsWith(t *testing.T, says string, flags ...string) (text string) {
 				return true
 			default:
 			}
+
 			if s.ready() {
 				t.Fatalf("it is ready with %q", flags)
 			}
+
 			return false
 		})
+
 		text = s.log.String()
 	}
 

@@ -45,6 +45,7 @@ func (st *topStream) next() string {
 		if apart := e.at.Sub(st.last); apart < 500*time.Millisecond-st.watch.Lost() {
 			st.t.Errorf("%s after another event: %s", apart, e.data)
 		}
+
 		st.lists++
 		if st.lists > 1 {
 			st.last = e.at
@@ -56,6 +57,7 @@ func (st *topStream) next() string {
 		}
 
 		return strings.Join(list, ", ")
+
 	case <-time.After(testkit.Timeout):
 		st.t.Fatal("no event")
 		return ""

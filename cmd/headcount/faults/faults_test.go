@@ -195,6 +195,7 @@ func TestClockRedisCluster(t *testing.T) {
 			redis.Masters[0].Restart(t)
 		},
 	})
+
 	top.suffer(t, killed("Redis Cluster: kill -9 of a presence node", top.nodes[2]))
 }
 
@@ -229,6 +230,7 @@ func TestClockBadNetwork(t *testing.T) {
 			for _, p := range proxies {
 				p.bad.Store(true)
 			}
+
 			time.Sleep(15 * time.Second)
 			return time.Now()
 		},
@@ -239,6 +241,7 @@ func TestClockBadNetwork(t *testing.T) {
 				twice += p.twice.Load()
 				late += p.late.Load()
 			}
+
 			t.Logf("%d datagrams lost, %d repeated, %d late", lost, twice, late)
 			if min(lost, twice, late) < 100 {
 				t.Error("this is no bad network")

@@ -116,11 +116,13 @@ func TestClockWhatRedisLost(t *testing.T) {
 						acknowledged = max(acknowledged, c.Value)
 						return err == nil
 					})
+
 					if time.Now().After(end) {
 						return
 					}
 				}
 			}
+
 			for i, fault := range tc.faults {
 				count(3 * time.Second) // by then the process has checked Redis
 				fault(t, redis, link, count)
@@ -128,6 +130,7 @@ func TestClockWhatRedisLost(t *testing.T) {
 					return len(restartLines.FindAllString(m.log.String(), -1))+
 						len(lossLines.FindAllString(m.log.String(), -1)) > i
 				})
+
 				testkit.Eventually(t, "the counter is served", func() bool {
 					c, err := api.Increment(t.Context(), "views:1", 1)
 					if err == nil && c.Value <= acknowledged {
@@ -174,6 +177,7 @@ func TestClockWhatRedisLost(t *testing.T) {
 					t.Errorf("the log has the losses %q, and %d restarts without one; want %d restarts",
 						lines, restarts, len(tc.faults))
 				}
+
 				return
 			}
 

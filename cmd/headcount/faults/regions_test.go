@@ -237,6 +237,7 @@ func (w *world) count(t testing.TB, r *dataCentre, views int) {
 		must(api.EditMembers(ctx, "likes:1", []string{name}, nil))
 		r.likes[name] = true
 	}
+
 	for _, name := range []string{fmt.Sprintf("visitor %d", len(w.visitors)), "visitor of all"} {
 		must(api.EditMembers(ctx, "visitors:1", []string{name}, nil))
 		w.visitors[name] = true
@@ -585,6 +586,7 @@ func TestClockPeersThatAreRefused(t *testing.T) {
 		for _, p := range peers {
 			flags = append(flags, "--peer="+p)
 		}
+
 		return newMember(name, allRoles, servers[i].URL(), nil, flags...)
 	}
 

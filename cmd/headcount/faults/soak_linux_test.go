@@ -209,6 +209,7 @@ func TestCompareFindsWhatGrows(t *testing.T) {
 			"flat": 100 + float64(minute%4), "leak": 100 + at/3, "cache": 200, "pool": 23 + float64(minute/14),
 		})
 	}
+
 	minutes[0]["cache"] = 1
 	minutes[39]["flat"] = 150
 
@@ -253,6 +254,7 @@ func openShop(t *testing.T, gateways []*member) *shop {
 			}
 		})
 	}
+
 	t.Cleanup(func() {
 		stop()
 		group.Wait()
@@ -343,6 +345,7 @@ func (s *shop) audit(t *testing.T) {
 			}
 		}
 	}
+
 	for _, wrong := range s.wrong {
 		t.Error(wrong)
 	}

@@ -72,6 +72,7 @@ func put(t *testing.T, gateway *member, id, action string, want int64) string {
 	if err != nil || got.Count != want {
 		t.Fatalf("%s: %+v, %v; want count %d", action, got, err, want)
 	}
+
 	return id
 }
 
@@ -81,6 +82,7 @@ func refusal(t *testing.T, m *member, words ...string) {
 	if err := m.start(); err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(m.process.Kill)
 	if status := m.process.Wait(testkit.Timeout); status != 1 {
 		t.Fatalf("status %d, want 1:\n%s", status, m.log.String())
@@ -98,6 +100,7 @@ func refusal(t *testing.T, m *member, words ...string) {
 			t.Errorf("%q is not in the last line: %s", w, last)
 		}
 	}
+
 	t.Log(last)
 	if text := m.log.String(); strings.Contains(text, "DATA RACE") || strings.Contains(text, "panic") {
 		t.Error(text)

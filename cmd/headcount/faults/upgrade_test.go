@@ -123,12 +123,14 @@ func (b *books) change(method, path, body string) error {
 		if err == nil {
 			return nil
 		}
+
 		said = fmt.Sprintf("%s: %v", at.name, err)
 		no := (*client.Error)(nil)
 		if errors.As(err, &no) && no.Status/100 == 4 {
 			break
 		}
 	}
+
 	return fmt.Errorf("%s %s: %s", method, path, said)
 }
 
@@ -203,6 +205,7 @@ func (b *books) during(t *testing.T, work func()) {
 				wrote <- err
 				return
 			}
+
 			select {
 			case <-stop:
 				wrote <- nil
@@ -482,11 +485,13 @@ func TestClockUpgradeOfRegions(t *testing.T) {
 		newMember("us", allRoles, us.URL(), nil,
 			append([]string{"--region=us", "--peer=eu=" + eu.URL()}, booksFlags...)...),
 	}}
+
 	top.gateways = top.members
 
 	for _, m := range top.members {
 		m.program = previous(t)
 	}
+
 	top.begin(t)
 
 	for _, way := range ways(t) {
@@ -495,6 +500,7 @@ func TestClockUpgradeOfRegions(t *testing.T) {
 			if _, err := top.crowd.Exact(t.Context(), time.Now(), nil); err != nil {
 				t.Errorf("%s of the region %s: %v", way.name, m.name, err)
 			}
+
 			for _, w := range top.crowd.Wrongs() {
 				t.Error(w)
 			}
@@ -586,6 +592,7 @@ func TestClockUpgradeOfADataDirectory(t *testing.T) {
 			t.Errorf("%s: %v, %s", program, err, out)
 		}
 	}
+
 	run := func(program string, args ...string) {
 		t.Helper()
 		if out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput(); err != nil {
@@ -599,6 +606,7 @@ func TestClockUpgradeOfADataDirectory(t *testing.T) {
 	if err := os.Rename(counters, counters+".before"); err != nil {
 		t.Fatal(err)
 	}
+
 	run(program, "import", "--data-dir", dir, "--file", export)
 	refused(m.program, "use the version that wrote it")
 

@@ -65,6 +65,7 @@ func parse(t *testing.T, p *program, out io.Writer, args ...string) (*Command, e
 	if err := os.WriteFile(file, []byte(`{"seed":"8","share":"0.5","directory":"elsewhere"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	s := Set{
 		Name: "p", Description: "What it is.", Version: "p 1", Out: out, Groups: []Group{{"net", "Network"}},
 		Variables: map[string]string{
@@ -83,6 +84,7 @@ func TestParse(t *testing.T) {
 	if err != nil || c.Name != "run" {
 		t.Fatal(c, err)
 	}
+
 	got := p.Run
 	got.ConfigFile = "" // a random path
 	got.ConfigFile = ""
@@ -90,6 +92,7 @@ func TestParse(t *testing.T) {
 		Listen: "a=b", Timeout: time.Minute, Names: []string{"x", "y", "z"}, Numbers: []int{-1}, Share: 0.5, Seed: 7,
 		Retries: 3, Quiet: true,
 	}}
+
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}

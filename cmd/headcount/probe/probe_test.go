@@ -15,12 +15,14 @@ func TestProbes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	p := New(proxies, "")
 	begin := func() string {
 		w := httptest.NewRecorder()
 		p.Begin(w, nil)
 		return w.Body.String()
 	}
+
 	h := p.Before(http.NotFoundHandler())
 	get := func(name, peer string, header ...string) (int, string) {
 		r := httptest.NewRequest("GET", publicPath+name, nil)
@@ -28,10 +30,12 @@ func TestProbes(t *testing.T) {
 		for i := 0; i < len(header); i += 2 {
 			r.Header.Set(header[i], header[i+1])
 		}
+
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
 		return w.Code, strings.TrimSpace(w.Body.String())
 	}
+
 	name := begin()
 	if code, body := get(name, "10.1.2.3", "X-Forwarded-For", "192.0.2.7", "X-Forwarded-Proto", "https"); code != 200 ||
 		body != `{"host":"example.com","forwarded_for":true,"peer":"10.1.2.3","trusted":true,"secure":true,"body":0}` {
@@ -44,10 +48,12 @@ func TestProbes(t *testing.T) {
 		"https"); code != 200 || !strings.Contains(body, `"trusted":false,"secure":false`) {
 		t.Errorf("%d %s", code, body)
 	}
+
 	first := begin()
 	for range maxOpen {
 		begin()
 	}
+
 	if code, _ := get(first, "10.1.2.3"); code != 404 || p.open.Len() != maxOpen {
 		t.Errorf("%d, and %d are open", code, p.open.Len())
 	}

@@ -47,6 +47,7 @@ func serve(t *testing.T, asked *atomic.Int64) string {
 			_, _ = io.WriteString(w, answer+"\n")
 		}
 	}))
+
 	t.Cleanup(s.Close)
 	return s.URL
 }

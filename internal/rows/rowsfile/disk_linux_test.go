@@ -16,10 +16,10 @@ import (
 	"headcount/internal/rows"
 )
 
-// disk opens files, and can break the one that was opened last.
+// disk opens files, and can break the one that it opened last.
 type disk struct {
 	file     *os.File
-	readOnly bool // what is opened from now on
+	readOnly bool // files opened from now on are read-only
 }
 
 func (d *disk) open(name string, flag int, perm os.FileMode) (*os.File, error) {
@@ -32,7 +32,7 @@ func (d *disk) open(name string, flag int, perm os.FileMode) (*os.File, error) {
 	return file, err
 }
 
-// become puts another file in the place of the one that was opened last.
+// become replaces the file that was opened last by another one.
 func (d *disk) become(t testing.TB, name string, flag int) {
 	t.Helper()
 	other, err := os.OpenFile(name, flag, 0)
@@ -46,11 +46,10 @@ func (d *disk) become(t testing.TB, name string, flag int) {
 	}
 }
 
-// fill has the next write find no room.
+// fill makes the next write find no room.
 func (d *disk) fill(t testing.TB) { d.become(t, "/dev/full", os.O_RDWR) }
 
-// TestADiskThatIsFull: what was acknowledged stays, what is refused is neither made nor published, and the log says it
-// once.
+// TestADiskThatIsFull: what was acknowledged stays. What is refused is neither made nor published, and is logged once.
 func TestADiskThatIsFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &disk{}
@@ -71,22 +70,22 @@ func TestADiskThatIsFull(t *testing.T) {
 
 			refused := w.next(put("x", fmt.Append(nil, round)))
 			refused.Publication = []byte("refused")
-			for range 2 { // the second one at once
+			for range 2 { // the second attempt comes at once
 				if err := w.commit(t, refused); !errors.Is(err, rows.ErrFull) || errors.Is(err, rows.ErrUnavailable) {
-					t.Fatalf("on a full disk: %v", err)
+					t.Fatalf("a commit on a full disk returns %v, want ErrFull", err)
 				}
 			}
 
 			if got := w.read(t, "x"); got != "before" {
-				t.Errorf("after a refusal the row is %q", got)
+				t.Errorf("after a refusal the row is %q, want \"before\"", got)
 			}
 			const says = "the data directory cannot be written: "
 			if err := s.Writable(); err == nil || !strings.Contains(err.Error(), says) {
-				t.Errorf("after a refusal Writable says %v", err)
+				t.Errorf("after a refusal Writable returns %v, want an error", err)
 			}
 		}
 
-		// A small commit may fit into a disk that is full for others.
+		// A small commit may fit on a disk that is too full for others.
 		time.Sleep(healWait)
 		made := w.next(put("x", []byte("after")))
 		made.Publication = []byte("made")
@@ -94,32 +93,33 @@ func TestADiskThatIsFull(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(published) != 1 || published[0] != "made" {
-			t.Errorf("published was %q", published)
+			t.Errorf("%q were published, want \"made\" alone", published)
 		}
 
 		if s.Writable() == nil {
-			t.Error("one commit that succeeds does not mean that there is room")
+			t.Error("after one commit that fitted Writable returns nil, though there may be no room")
 		}
 
-		// The store finds out by itself that there is room: while the process is not ready nobody sends changes.
+		// The store must find out by itself that there is room: a process that is not ready gets no changes.
 		time.Sleep(2 * probeEvery)
 		synctest.Wait()
 		if err := s.Writable(); err != nil {
-			t.Errorf("once there is room Writable says %v", err)
+			t.Errorf("once there is room Writable returns %v", err)
 		}
 		if got := w.read(t, "x"); got != "after" {
-			t.Errorf("once there is room the row is %q", got)
+			t.Errorf("once there is room the row is %q, want \"after\"", got)
 		}
 
 		begins := strings.Count(log.String(), "cannot be written")
 		ends := strings.Count(log.String(), "can be written again")
 		if begins != 1 || ends != 1 {
-			t.Errorf("want a line each for the beginning and the end:\n%s", &log)
+			t.Errorf("the log must have one line for the beginning and one for the end:\n%s", &log)
 		}
 	})
 }
 
-// TestADiskThatIsGone: commits are refused, rows can be read, and a repetition is made once the disk is back.
+// TestADiskThatIsGone: without a disk commits are refused, and rows can be read. A repetition succeeds when the disk is
+// back.
 func TestADiskThatIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &disk{}
@@ -135,10 +135,10 @@ func TestADiskThatIsGone(t *testing.T) {
 		c := w.next(put("x", []byte("after")))
 		for range 3 {
 			if err := w.commit(t, c); !errors.Is(err, rows.ErrUnavailable) || errors.Is(err, rows.ErrFull) {
-				t.Fatalf("without a disk: %v", err)
+				t.Fatalf("a commit without a disk returns %v, want ErrUnavailable", err)
 			}
 			if got := w.read(t, "x"); got != "before" {
-				t.Errorf("the row is %q", got)
+				t.Errorf("without a disk the row is %q, want \"before\"", got)
 			}
 			time.Sleep(healWait)
 		}
@@ -148,12 +148,13 @@ func TestADiskThatIsGone(t *testing.T) {
 			time.Sleep(healWait)
 		}
 		if got := w.read(t, "x"); got != "after" {
-			t.Errorf("the row is %q", got)
+			t.Errorf("when the disk is back the row is %q, want \"after\"", got)
 		}
 	})
 }
 
-// TestATransactionThatFailedMayBeMade: it is in the file if nothing but its last fsync failed.
+// TestATransactionThatFailedMayBeMade: a transaction of which only the last fsync failed is in the file, and counts as
+// made.
 func TestATransactionThatFailedMayBeMade(t *testing.T) {
 	s := open(t, t.TempDir(), Config{})
 	w := newWriter(t, s, 7)
@@ -161,17 +162,17 @@ func TestATransactionThatFailedMayBeMade(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	s.turn <- struct{}{} // the store must not probe the disk meanwhile
+	s.turn <- struct{}{} // keeps the store from probing the disk meanwhile
 	defer s.unlock()
 
 	newest := s.transactions(t)
 	if err := s.outcomeLocked(newest, syscall.EIO); err != nil {
-		t.Errorf("the file has it: %v", err)
+		t.Errorf("the file has the transaction, and its outcome is %v", err)
 	}
 	if n := s.transactions(t); n != newest+1 {
-		t.Errorf("it was believed after %d fsyncs, want 1", n-newest)
+		t.Errorf("the outcome was decided after %d fsyncs, want 1", n-newest)
 	}
 	if err := s.outcomeLocked(newest+2, syscall.EIO); !errors.Is(err, rows.ErrUnavailable) {
-		t.Errorf("the file does not have it: %v", err)
+		t.Errorf("the file lacks the transaction, and its outcome is %v, want ErrUnavailable", err)
 	}
 }

@@ -23,7 +23,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// childVariable names the directory in which a process commits until it is killed.
+// childVariable names the directory in which a child process commits until it is killed.
 const childVariable = "HEADCOUNT_ROWSFILE_CHILD"
 
 func TestMain(m *testing.M) {
@@ -98,6 +98,7 @@ func TestContract(t *testing.T) {
 	rowstest.RunInBubble(t, func(t *testing.T) rows.Store { return open(t, t.TempDir(), Config{}) })
 }
 
+// TestFilesThatCannotBeUsed: a file of another format, or that another program wrote, is refused with the reason.
 func TestFilesThatCannotBeUsed(t *testing.T) {
 	const inUse = "it is in use by another process; end that one, or give each its own directory"
 	const newer = `its format is "3", this version knows "2"; use the version that wrote it`
@@ -127,6 +128,7 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 	}
 }
 
+// TestOthersCannotReadTheFile: only the user of the process may read the directory and the file.
 func TestOthersCannotReadTheFile(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
 
@@ -139,7 +141,7 @@ func TestOthersCannotReadTheFile(t *testing.T) {
 	}
 }
 
-// TestDeletedRowsLeaveRoom writes and deletes much more than the file has room for.
+// TestDeletedRowsLeaveRoom: the file does not grow, although much more is written and deleted than it has room for.
 func TestDeletedRowsLeaveRoom(t *testing.T) {
 	s := open(t, t.TempDir(), Config{})
 	w := newWriter(t, s, 7)
@@ -166,7 +168,7 @@ func TestDeletedRowsLeaveRoom(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		// By then the pages that are free for the next transaction are as many as they get.
+		// By then there are as many free pages for the next transaction as there will ever be.
 		if round == 4 {
 			early = is.Size()
 		}
@@ -178,7 +180,7 @@ func TestDeletedRowsLeaveRoom(t *testing.T) {
 	err := s.db.View(func(tx *bbolt.Tx) error {
 		ids, forget := tx.Bucket(idsBucket).Stats().KeyN, tx.Bucket(forgetBucket).Stats().KeyN
 		if ids != 300 || forget != 300 {
-			t.Errorf("%d IDs and %d times are left, want those of the last round", ids, forget)
+			t.Errorf("%d IDs and %d times to forget them are left, want the 300 of the last round", ids, forget)
 		}
 
 		return nil
@@ -188,7 +190,7 @@ func TestDeletedRowsLeaveRoom(t *testing.T) {
 	}
 }
 
-// TestCommitsShareTransactions has many callers commit at the same time.
+// TestCommitsShareTransactions: commits that wait at the same time share a transaction, and refused ones need none.
 func TestCommitsShareTransactions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t, t.TempDir(), Config{})
@@ -205,26 +207,26 @@ func TestCommitsShareTransactions(t *testing.T) {
 			w.claim.Epoch--
 		}
 		if n := queueAndCommit(t, s, writers, &rows.Fenced{}); n != 0 {
-			t.Errorf("commits that were refused made %d transactions", n)
+			t.Errorf("refused commits made %d transactions, want none", n)
 		}
 	})
 }
 
-// TestACallerThatLeaves does so while another transaction is under way. Its commit is not made later: the caller may
-// use the slices again by then.
+// TestACallerThatLeaves: a caller gives up while another transaction is under way. Its commit is not made later,
+// because the caller may already reuse the slices.
 func TestACallerThatLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t, t.TempDir(), Config{})
 		w := newWriter(t, s, 7)
 		ctx, leave := context.WithCancel(t.Context())
 
-		s.turn <- struct{}{} // the other transaction
+		s.turn <- struct{}{} // the turn of the other transaction
 
 		var left sync.WaitGroup
 		left.Go(func() {
 			commits := []rows.Commit{w.next(put("x", []byte("1")))}
 			if err := s.Commit(ctx, commits)[0]; !errors.Is(err, rows.ErrUnavailable) {
-				t.Errorf("got %v", err)
+				t.Errorf("the caller that gave up got %v, want ErrUnavailable", err)
 			}
 		})
 		synctest.Wait()
@@ -236,13 +238,13 @@ func TestACallerThatLeaves(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := w.read(t, "x"); got != "" {
-			t.Errorf("its commit was made: %q", got)
+			t.Errorf("the commit of the caller that gave up was made: %q", got)
 		}
 	})
 }
 
-// queueAndCommit has all writers commit before any of them can write, and returns how many transactions that made. The
-// error of each is like want.
+// queueAndCommit makes all writers commit before any of them can write, and returns how many transactions that took.
+// Each commit must return an error of the type of want.
 func queueAndCommit(t *testing.T, s *Store, writers []*writer, want error) (transactions int) {
 	t.Helper()
 	before := s.transactions(t)
@@ -256,7 +258,7 @@ func queueAndCommit(t *testing.T, s *Store, writers []*writer, want error) (tran
 			}
 		})
 	}
-	synctest.Wait() // all are queued
+	synctest.Wait() // until all are queued
 
 	s.unlock()
 	all.Wait()
@@ -264,7 +266,7 @@ func queueAndCommit(t *testing.T, s *Store, writers []*writer, want error) (tran
 	return s.transactions(t) - before
 }
 
-// transactions returns how many were made so far.
+// transactions returns how many transactions were made so far.
 func (s *Store) transactions(t testing.TB) (n int) {
 	t.Helper()
 	err := s.db.View(func(tx *bbolt.Tx) error {
@@ -278,8 +280,8 @@ func (s *Store) transactions(t testing.TB) (n int) {
 	return n
 }
 
-// TestClockKilledWhileItCommits: what was acknowledged before a process was killed is in the file, and every commit is
-// there whole or not at all.
+// TestClockKilledWhileItCommits: after a kill the file has all acknowledged commits, and every commit is in it whole or
+// not at all.
 func TestClockKilledWhileItCommits(t *testing.T) {
 	dir := t.TempDir()
 	for round := range 3 {
@@ -290,15 +292,18 @@ func TestClockKilledWhileItCommits(t *testing.T) {
 			w := newWriter(t, s, partition)
 			is := w.claim.Number
 			if is < acknowledged[partition] {
-				t.Errorf("round %d: partition %d has %d commits of %d", round, partition, is, acknowledged[partition])
+				t.Errorf("round %d: partition %d has %d commits, though %d were acknowledged",
+					round, partition, is, acknowledged[partition])
 			}
 
 			a := w.read(t, "a")
 			b := w.read(t, fmt.Sprint("b", is))
 			if a != fmt.Sprint(is) || b != a {
-				t.Errorf("round %d: commit %d of partition %d is half there: %q and %q", round, is, partition, a, b)
+				t.Errorf("round %d: commit %d of partition %d was only made in part: %q and %q",
+					round, is, partition, a, b)
 			}
 		}
+
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -307,8 +312,7 @@ func TestClockKilledWhileItCommits(t *testing.T) {
 
 const childPartitions = 8
 
-// killAfter kills a process after some of its commits, and returns the newest one of each partition that was
-// acknowledged.
+// killAfter kills a process after some of its commits, and returns the newest acknowledged commit of each partition.
 func killAfter(t *testing.T, dir string, commits int) (acknowledged map[int]uint64) {
 	t.Helper()
 	child := exec.Command(os.Args[0])
@@ -329,7 +333,7 @@ func killAfter(t *testing.T, dir string, commits int) (acknowledged map[int]uint
 			_ = child.Process.Kill()
 		}
 
-		// The last line may be cut.
+		// The last line may be cut off.
 		var partition int
 		var number uint64
 		if _, err := fmt.Sscan(lines.Text(), &partition, &number); err == nil {
@@ -338,7 +342,7 @@ func killAfter(t *testing.T, dir string, commits int) (acknowledged map[int]uint
 	}
 
 	if child.Wait() == nil {
-		t.Fatal("the process ended by itself")
+		t.Fatal("the process ended before it was killed")
 	}
 	if len(acknowledged) == 0 {
 		t.Fatal("nothing was acknowledged")
@@ -347,7 +351,7 @@ func killAfter(t *testing.T, dir string, commits int) (acknowledged map[int]uint
 	return acknowledged
 }
 
-// commitUntilKilled commits in several partitions at once, and prints what was acknowledged.
+// commitUntilKilled commits in several partitions at once, and prints what is acknowledged.
 func commitUntilKilled(dir string) {
 	t := &fatal{}
 	s := open(t, dir, Config{})
@@ -363,14 +367,16 @@ func commitUntilKilled(dir string) {
 				if err := w.commit(t, c); err != nil {
 					t.Fatal(err)
 				}
+
 				fmt.Println(partition, w.claim.Number)
 			}
 		})
 	}
+
 	all.Wait()
 }
 
-// fatal is a testing.TB for a process that has no test.
+// fatal is a testing.TB for a process without a test.
 type fatal struct{ testing.TB }
 
 func (*fatal) Helper()        {}

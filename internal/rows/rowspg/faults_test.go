@@ -37,7 +37,7 @@ func newWriter(t testing.TB, store *Store, name string) *writer {
 	return &writer{t: t, store: store, claim: claims[0]}
 }
 
-// next returns a commit that follows the newest one, puts a row and publishes its value.
+// next returns a commit that follows the newest one, writes a row and publishes its value.
 func (w *writer) next(value string) rows.Commit {
 	return rows.Commit{
 		Partition: partition, Epoch: w.claim.Epoch, After: w.claim.Number, Number: w.claim.Number + 1, At: time.Now(),
@@ -62,7 +62,7 @@ func (w *writer) must(c rows.Commit) {
 	}
 }
 
-// want fails unless the row has a value.
+// want requires that the row has the value.
 func (w *writer) want(value string) {
 	w.t.Helper()
 	at := rows.Address{Partition: partition, Name: rows.Name{Collection: "c", Field: "x"}}
@@ -72,7 +72,8 @@ func (w *writer) want(value string) {
 	}
 }
 
-// listen returns what a watch has heard so far: publications, and a - for each time that some were missed.
+// listen returns a function that returns what a watch has received so far: publications, and a "-" each time that some
+// were missed.
 func listen(t testing.TB, s *Store) (heard func() string) {
 	var mu sync.Mutex
 	var all strings.Builder
@@ -102,7 +103,7 @@ func listen(t testing.TB, s *Store) (heard func() string) {
 	return heard
 }
 
-// hangUp ends all connections of the database, in the middle of what they do.
+// hangUp ends all connections to the database, whatever they are doing.
 func hangUp(t testing.TB, server *pgtest.Server, url string) {
 	t.Helper()
 	name := pgtest.Query[string](t, url, "select current_database()")
@@ -112,8 +113,8 @@ func hangUp(t testing.TB, server *pgtest.Server, url string) {
 
 const readNumber = "select number from headcount_partitions where partition = 7"
 
-// TestServerConnectionIsLostDuringCommit: the answer to a commit is lost, or the commit itself. Its outcome is unknown,
-// and a repetition makes it once.
+// TestServerConnectionIsLostDuringCommit: a commit or its answer is lost, so its outcome is unknown. A repetition makes
+// it exactly once.
 func TestServerConnectionIsLostDuringCommit(t *testing.T) {
 	server := pgtest.Single(t)
 	for name, loseCommit := range map[string]bool{"the answer": false, "the commit": true} {
@@ -123,7 +124,7 @@ func TestServerConnectionIsLostDuringCommit(t *testing.T) {
 
 			var armed atomic.Bool
 			s := open(t, strings.Replace(url, server.Addr, proxy.addr(), 1), func(c *Config) {
-				// It is called between the two round trips.
+				// This function is called between the two round trips of a commit.
 				c.Readable = func(*rows.Commit, func(string, ...any)) {
 					if armed.Swap(false) {
 						proxy.silence(loseCommit)
@@ -133,7 +134,7 @@ func TestServerConnectionIsLostDuringCommit(t *testing.T) {
 
 			heard := listen(t, s)
 			w := newWriter(t, s, "a")
-			w.must(w.next("1")) // also so that the statements are prepared
+			w.must(w.next("1")) // this also prepares the statements
 
 			armed.Store(true)
 			c := w.next("2")
@@ -147,19 +148,19 @@ func TestServerConnectionIsLostDuringCommit(t *testing.T) {
 			w.must(w.next("3"))
 			w.want("3")
 			if got := heard(); !strings.HasSuffix(got, "123") {
-				t.Errorf("heard %q, want each publication once", got)
+				t.Errorf("the watch received %q, want each publication once", got)
 			}
 		})
 	}
 }
 
-// loseAnswer makes a commit whose connection ends once it is gone.
+// loseAnswer makes a commit and ends its connection as soon as gone returns true, so that there is no answer.
 func loseAnswer(t *testing.T, w *writer, c rows.Commit, proxy *proxy, gone func() bool) {
 	t.Helper()
 	var lost sync.WaitGroup
 	lost.Go(func() {
 		if err := w.store.Commit(t.Context(), []rows.Commit{c})[0]; !errors.Is(err, rows.ErrUnavailable) {
-			t.Errorf("without an answer: %v", err)
+			t.Errorf("without an answer the commit returns %v, want ErrUnavailable", err)
 		}
 	})
 
@@ -168,7 +169,8 @@ func loseAnswer(t *testing.T, w *writer, c rows.Commit, proxy *proxy, gone func(
 	lost.Wait()
 }
 
-// TestServerConnectionIsLostDuringScan: no row comes twice.
+// TestServerConnectionIsLostDuringScan: after a lost connection no row comes twice, and none is missing without an
+// error.
 func TestServerConnectionIsLostDuringScan(t *testing.T) {
 	server := pgtest.Single(t)
 	proxy := newProxy(t, server.Addr)
@@ -182,6 +184,7 @@ func TestServerConnectionIsLostDuringScan(t *testing.T) {
 		name := rows.Name{Collection: "c", Field: fmt.Sprintf("%04d", i)}
 		c.Rows = append(c.Rows, rows.Row{Name: name, Value: make([]byte, 1000)})
 	}
+
 	w.must(c)
 
 	var fields []string
@@ -192,22 +195,24 @@ func TestServerConnectionIsLostDuringScan(t *testing.T) {
 			return nil
 		})
 	}
-	if err := scan(); err != nil || len(fields) != n { // also so that the statement is prepared
+
+	if err := scan(); err != nil || len(fields) != n { // this also prepares the statement
 		t.Fatalf("%d rows, %v", len(fields), err)
 	}
 
 	proxy.hangUpAfter(n * 1000 / 2)
 	if err := scan(); err == nil && len(fields) != n {
-		t.Errorf("%d rows of %d came, without an error", len(fields), n)
+		t.Errorf("a scan without an error had %d rows of %d", len(fields), n)
 	}
+
 	testkit.Eventually(t, "rows can be read again", func() bool { return scan() == nil })
 	if len(fields) != n {
-		t.Errorf("%d rows came, want %d", len(fields), n)
+		t.Errorf("the scan had %d rows, want %d", len(fields), n)
 	}
 }
 
-// TestServerBackendIsTerminated: a connection that ended before a commit is replaced, and the commit is made. One that
-// ends in the midst of a commit leaves nothing of it.
+// TestServerBackendIsTerminated: a connection that ended before a commit is replaced, and the commit is made. A
+// connection that ends in the middle of a commit leaves nothing of it.
 func TestServerBackendIsTerminated(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -229,14 +234,15 @@ func TestServerBackendIsTerminated(t *testing.T) {
 	armed.Store(true)
 	c := w.next("3")
 	if err := w.commit(c); !errors.Is(err, rows.ErrUnavailable) {
-		t.Errorf("without a backend: %v", err)
+		t.Errorf("a commit whose backend ended returns %v, want ErrUnavailable", err)
 	}
 	w.want("2")
 	w.must(c)
 	w.want("3")
 }
 
-// TestServerRefusesChanges: it answers, and takes no changes.
+// TestServerRefusesChanges: PostgreSQL answers, and accepts no changes. Commits get the right error, and succeed after
+// the repair.
 func TestServerRefusesChanges(t *testing.T) {
 	const full = `create function full_disk() returns trigger language plpgsql as $$
 		begin raise exception 'no space left on device' using errcode = '53100'; end $$;
@@ -252,7 +258,7 @@ func TestServerRefusesChanges(t *testing.T) {
 }
 
 type refusal struct {
-	cut, mend string // statements, in which %s is the database
+	cut, mend string // statements with %s for the database
 	want      error
 }
 
@@ -273,7 +279,7 @@ func (r refusal) run(t *testing.T) {
 	w.must(w.next("1"))
 	testkit.Eventually(t, "it is up", up.Load)
 
-	// Rows can be read, so failures do not come in a row.
+	// Rows can be read meanwhile, so the failures are not consecutive.
 	exec(r.cut)
 	c := w.next("2")
 	read := func() { _ = s.Scan(t.Context(), partition, "c", "", func(string, []byte) error { return nil }) }
@@ -285,7 +291,7 @@ func (r refusal) run(t *testing.T) {
 
 	testkit.Eventually(t, "it is away", func() bool {
 		if w.commit(c) == nil {
-			t.Fatal("it made a commit")
+			t.Fatal("a commit succeeded, though PostgreSQL refuses changes")
 		}
 		read()
 		return !up.Load()
@@ -300,7 +306,7 @@ func (r refusal) run(t *testing.T) {
 	})
 }
 
-// TestServerSecondProcess: a process takes the partition from another one, which is fenced and misses publications.
+// TestServerSecondProcess: a process claims the partition of another one. That one is fenced, and misses publications.
 func TestServerSecondProcess(t *testing.T) {
 	url := pgtest.Single(t).Database(t)
 
@@ -318,7 +324,7 @@ func TestServerSecondProcess(t *testing.T) {
 	}
 	former := []rows.Former{{Partition: partition, Epoch: a.claim.Epoch}}
 	if claims, err := first.Claim(t.Context(), "a", former); err != nil || claims[0].Epoch != 0 {
-		t.Errorf("the first one claims again: %+v, %v", claims, err)
+		t.Errorf("the fenced process claims again: %+v, %v; want no claim", claims, err)
 	}
 
 	for _, value := range []string{"3", "4"} {
@@ -330,14 +336,14 @@ func TestServerSecondProcess(t *testing.T) {
 	}
 	a.want("4")
 	if got := strings.ReplaceAll(heardByFirst(), "-", ""); got != "1" {
-		t.Errorf("the first one heard %q, want its own publication", got)
+		t.Errorf("the first process received %q, want only its own publication", got)
 	}
 	if got := heardBySecond(); !strings.HasSuffix(got, "34") {
-		t.Errorf("the second one heard %q", got)
+		t.Errorf("the second process received %q, want 34 at the end", got)
 	}
 }
 
-// TestServerReadableTables are written with the commits that are made, and not without them.
+// TestServerReadableTables: readable tables are written with the commits that are made, and not with others.
 func TestServerReadableTables(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -349,7 +355,7 @@ func TestServerReadableTables(t *testing.T) {
 
 	w := newWriter(t, s, "a")
 	if err := w.commit(w.next("1")); !errors.Is(err, rows.ErrUnavailable) {
-		t.Errorf("the table is missing: %v", err)
+		t.Errorf("a commit without its table returns %v, want ErrUnavailable", err)
 	}
 	w.want("")
 
@@ -357,7 +363,7 @@ func TestServerReadableTables(t *testing.T) {
 	c := w.next("1")
 	testkit.Eventually(t, "commits are made", func() bool { return w.commit(c) == nil })
 
-	// A repetition and a late commit in one call with a commit that is made.
+	// One call has a repetition, a late commit, and a commit that is made.
 	late := rows.Commit{Partition: partition + 1, Epoch: 1, Number: 9, Rows: c.Rows}
 	claims, err := s.Claim(t.Context(), "a", []rows.Former{{Partition: partition + 2}})
 	if err != nil {
@@ -366,16 +372,17 @@ func TestServerReadableTables(t *testing.T) {
 	other := rows.Commit{Partition: partition + 2, Epoch: claims[0].Epoch, Number: 2, Rows: c.Rows}
 	errs := s.Commit(t.Context(), []rows.Commit{c, late, other})
 	if errs[0] != nil || !errors.As(errs[1], new(*rows.Fenced)) || errs[2] != nil {
-		t.Errorf("got %v, want the second one fenced", errs)
+		t.Errorf("got %v, want the late commit alone fenced", errs)
 	}
 
 	const all = "select string_agg(number || '=' || value, ' ' order by number) from readable"
 	if got := pgtest.Query[string](t, url, all); got != "1=1 2=1" {
-		t.Errorf("the table has %q", got)
+		t.Errorf("the table has %q, want 1=1 2=1", got)
 	}
 }
 
-// TestServerIDsAreForgotten: more than one transaction takes. Those that a late clock may still ask for stay.
+// TestServerIDsAreForgotten: more IDs than one transaction takes are forgotten. Those that a process with a slow clock
+// may still ask for are kept.
 func TestServerIDsAreForgotten(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -392,12 +399,12 @@ func TestServerIDsAreForgotten(t *testing.T) {
 	})
 }
 
-// proxy passes connections on to a server, until it is silenced.
+// proxy passes connections on to a server until it is silenced.
 type proxy struct {
 	listener net.Listener
 	to       string
-	lost     atomic.Int64 // bytes that were not passed on to the server
-	room     atomic.Int64 // bytes that still pass; 0: any number
+	lost     atomic.Int64 // bytes that did not reach the server
+	room     atomic.Int64 // how many more bytes pass; 0: any number
 
 	mu         sync.Mutex // guards the fields below
 	toServer   bool
@@ -432,6 +439,7 @@ func (p *proxy) serve(all *sync.WaitGroup) {
 		if err != nil {
 			return
 		}
+
 		server, err := net.Dial("tcp", p.to)
 		if err != nil {
 			_ = client.Close()
@@ -446,7 +454,7 @@ func (p *proxy) serve(all *sync.WaitGroup) {
 	}
 }
 
-// pass copies until one side ends, and drops what comes while passes is false.
+// pass copies until one side ends, and drops the bytes that come while passes is false.
 func (p *proxy) pass(to, from net.Conn, passes *bool) {
 	defer to.Close()
 	defer from.Close()
@@ -475,7 +483,7 @@ func (p *proxy) pass(to, from net.Conn, passes *bool) {
 	}
 }
 
-// silence loses what the server answers from now on, and perhaps also what it is asked.
+// silence drops what the server answers from now on and, if both is set, also what it is asked.
 func (p *proxy) silence(both bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -484,10 +492,10 @@ func (p *proxy) silence(both bool) {
 	p.toServer = !both
 }
 
-// hangUpAfter ends the connection on which the nth byte from now on comes.
+// hangUpAfter ends the connection that carries the nth byte from now on.
 func (p *proxy) hangUpAfter(n int64) { p.room.Store(n) }
 
-// hangUp ends all connections. Those that come pass everything on.
+// hangUp ends all connections. New ones pass everything on.
 func (p *proxy) hangUp() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -500,7 +508,7 @@ func (p *proxy) hangUp() {
 	p.toServer = true
 }
 
-// TestServerChanges: what a store in front may have lost, in more than one part.
+// TestServerChanges: Changed returns what a store in front may have lost, in more than one part.
 func TestServerChanges(t *testing.T) {
 	server := pgtest.Single(t)
 	s := open(t, server.Database(t), func(c *Config) { c.DurableTier = true })
@@ -510,6 +518,7 @@ func TestServerChanges(t *testing.T) {
 		if value != "" {
 			is.Value = []byte(value)
 		}
+
 		return is
 	}
 
@@ -521,6 +530,7 @@ func TestServerChanges(t *testing.T) {
 	for n := range 2 * scanAtOnce {
 		second.Rows = append(second.Rows, row(fmt.Sprint("many ", n), "1"))
 	}
+
 	w.must(second)
 	third := w.next("1")
 	third.Rows = []rows.Row{row("comes back", "3")}
@@ -532,18 +542,23 @@ func TestServerChanges(t *testing.T) {
 			got[name.Field] = string(value)
 			return nil
 		})
+
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		return got
 	}
+
 	if got := changed(second.Number); !maps.Equal(got, map[string]string{"comes back": "3"}) {
-		t.Errorf("after the second commit: %v", got)
+		t.Errorf("since the second commit these rows have changed: %v", got)
 	}
+
 	got := changed(first.Number)
 	goes, isThere := got["goes"]
 	if len(got) != 3+2*scanAtOnce || got["changes"] != "2" || got["comes back"] != "3" || !isThere || goes != "" {
-		t.Errorf("after the first commit: %d rows, %v, %v", len(got), got["changes"], got["comes back"])
+		t.Errorf("since the first commit %d rows have changed, with %v and %v",
+			len(got), got["changes"], got["comes back"])
 	}
 
 	soon := time.Now().Add(time.Minute)
@@ -554,6 +569,6 @@ func TestServerChanges(t *testing.T) {
 	known, err := s.Remembered(t.Context(), partition, asked)
 	if err != nil || len(known) != 1 || known[0].Bytes != asked[0].Bytes ||
 		known[0].Until.Sub(soon).Abs() > time.Second {
-		t.Errorf("remembered are %v, %v", known, err)
+		t.Errorf("the store remembers %v, %v", known, err)
 	}
 }

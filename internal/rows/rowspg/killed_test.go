@@ -13,8 +13,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestClockServerKilledWhileItCommits: what was acknowledged stays, and a commit without an answer is made once when it
-// is repeated.
+// TestClockServerKilledWhileItCommits: PostgreSQL is killed. Acknowledged commits stay, and a commit without an answer
+// is made exactly once when it is repeated.
 func TestClockServerKilledWhileItCommits(t *testing.T) {
 	server := pgtest.Start(t)
 	s := open(t, server.Database(t))
@@ -26,6 +26,7 @@ func TestClockServerKilledWhileItCommits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		writers.Go(func() {
 			for number := uint64(1); !ends.Load(); number++ {
 				c := rows.Commit{Partition: p, Epoch: claims[0].Epoch, After: number - 1, Number: number}
@@ -33,6 +34,7 @@ func TestClockServerKilledWhileItCommits(t *testing.T) {
 				if !insist(t, s, c, &refused) {
 					return
 				}
+
 				made.Add(1)
 			}
 		})
@@ -42,12 +44,14 @@ func TestClockServerKilledWhileItCommits(t *testing.T) {
 		before := of.Load()
 		testkit.Eventually(t, fmt.Sprintf("%d more", by), func() bool { return of.Load() >= before+by })
 	}
+
 	for range 2 {
 		more(&made, 50)
 		server.Kill()
 		more(&refused, 16)
 		server.Restart(t)
 	}
+
 	more(&made, 50)
 	ends.Store(true)
 	writers.Wait()
@@ -59,13 +63,15 @@ func TestClockServerKilledWhileItCommits(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	if found != made.Load() {
-		t.Errorf("%d commits were acknowledged, and %d rows are there", made.Load(), found)
+		t.Errorf("%d commits were acknowledged, and the store has %d rows", made.Load(), found)
 	}
+
 	t.Logf("%d commits, %d repetitions", made.Load(), refused.Load())
 }
 
-// insist repeats a commit until it is made. It returns false if it is refused.
+// insist repeats a commit until it is made. It returns false if the commit is refused.
 func insist(t *testing.T, s *Store, c rows.Commit, refused *atomic.Int64) bool {
 	for {
 		err := s.Commit(t.Context(), []rows.Commit{c})[0]

@@ -12,9 +12,9 @@ import (
 	"headcount/internal/rows"
 )
 
-// BenchmarkCommit makes commits as an owner of counters does: the row of each changed counter, a row for the gateway
-// that asked, an ID for each partition of a batch, and a publication. It reports the time that Redis's processor spends
-// on a change.
+// BenchmarkCommit makes commits like an owner of counters: the row of each changed counter, a row for the gateway that
+// made the call, an ID for each partition of a batch, and a publication. It reports how much processor time of Redis a
+// change takes.
 func BenchmarkCommit(b *testing.B) {
 	for _, size := range []struct{ partitions, changes int }{{1, 1}, {64, 64}, {64, 1000}} {
 		b.Run(fmt.Sprintf("%d changes of %d partitions", size.changes, size.partitions), func(b *testing.B) {
@@ -27,6 +27,7 @@ func BenchmarkCommit(b *testing.B) {
 				for i := range size.changes {
 					o.change(&commits[i%size.partitions], i%size.partitions, i, n)
 				}
+
 				if size.changes > size.partitions {
 					nameBatch(commits, n)
 				}
@@ -36,6 +37,7 @@ func BenchmarkCommit(b *testing.B) {
 					}
 				}
 			}
+
 			used := busy(b, server) - before
 			b.ReportMetric(float64(used.Nanoseconds())/float64(b.N*size.changes), "redis-ns/change")
 		})
@@ -66,7 +68,7 @@ func nameBatch(commits []rows.Commit, n int) {
 	}
 }
 
-// busy returns how long the server's processor has worked for it.
+// busy returns how much processor time the server has used.
 func busy(t testing.TB, server *redistest.Server) time.Duration {
 	t.Helper()
 	info := server.Do(t, "INFO", "cpu").(string)

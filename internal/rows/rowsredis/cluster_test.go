@@ -14,7 +14,7 @@ import (
 	"headcount/internal/rows"
 )
 
-// ownerOfAll has claimed all partitions, which are in slots of their own.
+// ownerOfAll has claimed all partitions, each of which has a slot of its own.
 type ownerOfAll struct {
 	t      testing.TB
 	store  rows.Store
@@ -35,7 +35,7 @@ func ownAll(t testing.TB, store rows.Store) *ownerOfAll {
 	return &ownerOfAll{t: t, store: store, claims: claims}
 }
 
-// commit publishes a value and writes it to a row of each partition.
+// commit publishes a value, and writes it to a row of each partition.
 func (o *ownerOfAll) commit(value string) []error {
 	commits := make([]rows.Commit, rows.Partitions)
 	for p := range commits {
@@ -65,6 +65,7 @@ func (o *ownerOfAll) read() []rows.Found {
 	return o.store.Read(o.t.Context(), addresses)
 }
 
+// TestServerClusterHasPartitionsEverywhere: commits, reads and watches work for partitions at all masters of a Cluster.
 func TestServerClusterHasPartitionsEverywhere(t *testing.T) {
 	url := redistest.ThreeMasters(t).URL()
 	s := open(t, url)
@@ -74,11 +75,12 @@ func TestServerClusterHasPartitionsEverywhere(t *testing.T) {
 	if _, err := s.Claim(t.Context(), "b", []rows.Former{{Partition: 63}}); err != nil {
 		t.Fatal(err)
 	}
+
 	owners, err := s.Owners(t.Context())
 	want := make([]string, rows.Partitions)
 	want[0], want[63] = "a", "b"
 	if err != nil || !slices.Equal(owners, want) {
-		t.Errorf("the owners are %q, %v", owners, err)
+		t.Errorf("the owners are %q, %v; want %q", owners, err, want)
 	}
 
 	o := ownAll(t, s)
@@ -95,7 +97,8 @@ func TestServerClusterHasPartitionsEverywhere(t *testing.T) {
 			t.Errorf("partition %d: %v", p, found.Err)
 		case p == partition:
 			if !errors.As(errs[p], &fenced) || fenced.Epoch != o.claims[p].Epoch || found.Value != nil {
-				t.Errorf("a commit under an older epoch: %v, and the row is %q", errs[p], found.Value)
+				t.Errorf("a commit under an older epoch returns %v, and the row is %q; want it fenced, and no row",
+					errs[p], found.Value)
 			}
 		case !isMade:
 			t.Errorf("partition %d: %v, and the row is %q", p, errs[p], found.Value)
@@ -107,26 +110,27 @@ func TestServerClusterHasPartitionsEverywhere(t *testing.T) {
 	closed := open(t, url)
 	closed.Close()
 	if _, err := closed.Owners(t.Context()); !errors.Is(err, rows.ErrUnavailable) {
-		t.Errorf("the owners of a closed store: %v", err)
+		t.Errorf("Owners of a closed store returns %v, want ErrUnavailable", err)
 	}
 }
 
-// TestServerClusterMasterRefuses has a master of three that is full, and then one that permits no reads. The other
-// masters serve, and their partitions can be claimed, however often this one refuses.
+// TestServerClusterMasterRefuses: one of three masters is full, and later permits no reads. The others serve, and their
+// partitions can be claimed, however often this one refuses.
 func TestServerClusterMasterRefuses(t *testing.T) {
 	cluster := redistest.ThreeMasters(t)
 	s := open(t, cluster.URL())
 	o := ownAll(t, s)
 	refusing := cluster.Masters[1]
-	const there = rows.Partitions / 2 // a partition of the second master
+	const there = rows.Partitions / 2 // a partition at the second master
 
 	refusing.Do(t, "CONFIG", "SET", "maxmemory", "1")
 	for range 8 {
 		c := rows.Commit{Partition: there, Epoch: o.claims[there].Epoch, Number: 1, At: time.Now()}
 		if err := o.store.Commit(t.Context(), []rows.Commit{c})[0]; !errors.Is(err, rows.ErrFull) {
-			t.Errorf("a commit at a full master: %v", err)
+			t.Errorf("a commit at a full master returns %v, want ErrFull", err)
 		}
 	}
+
 	errs := o.commit("v")
 	claimsApart(t, s, there)
 
@@ -148,12 +152,13 @@ func TestServerClusterMasterRefuses(t *testing.T) {
 			t.Errorf("partition %d is on another master: %v, the row is %q, %v", p, err, found[p].Value, found[p].Err)
 		}
 	}
+
 	if refused < rows.Partitions/3 || refused > rows.Partitions/3+1 {
 		t.Errorf("one of three masters refused %d of %d partitions", refused, rows.Partitions)
 	}
 }
 
-// claimsApart claims all partitions, of which those of the master of one cannot be claimed.
+// claimsApart claims all partitions. Those at the same master as the partition there cannot be claimed.
 func claimsApart(t *testing.T, s rows.Store, there int) {
 	t.Helper()
 	all := make([]rows.Former, rows.Partitions)
@@ -164,7 +169,7 @@ func claimsApart(t *testing.T, s rows.Store, there int) {
 	claims, err := s.Claim(t.Context(), "b", all)
 	_, alone := s.Claim(t.Context(), "b", all[there:there+1])
 	if err != nil || !errors.Is(alone, rows.ErrUnavailable) {
-		t.Errorf("all: %v; one that cannot be claimed: %v", err, alone)
+		t.Errorf("claims of all partitions return %v, and the claim of one that cannot be claimed %v", err, alone)
 	}
 
 	refused := 0
@@ -173,21 +178,23 @@ func claimsApart(t *testing.T, s rows.Store, there int) {
 		case claim.Err != nil:
 			refused++
 			if claim.Epoch != 0 || !errors.Is(claim.Err, rows.ErrUnavailable) {
-				t.Errorf("partition %d: %+v", p, claim)
+				t.Errorf("partition %d: %+v, want ErrUnavailable", p, claim)
 			}
 		case claim.Epoch == 0:
 			t.Errorf("partition %d is not claimed", p)
 		}
 	}
+
 	if refused < rows.Partitions/3 || refused > rows.Partitions/3+1 {
 		t.Errorf("one of three masters refused %d of %d claims", refused, rows.Partitions)
 	}
 }
 
-// TestServerClusterMovesASlot moves a partition to another master while its owner commits rows and IDs.
+// TestServerClusterMovesASlot: a partition moves to another master while its owner commits rows and IDs, and none of
+// them is lost.
 func TestServerClusterMovesASlot(t *testing.T) {
 	const (
-		atLeast = 2500 // rows: more than Redis returns at once
+		atLeast = 2500 // rows, more than Redis returns at once
 		slot    = (2*partition + 1) * redisconn.Slots / (2 * rows.Partitions)
 	)
 	cluster := redistest.ThreeMasters(t)

@@ -13,7 +13,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestServerContents: they are those of all partitions, wherever these are, without the keys of inboxes.
+// TestServerContents: Contents lists the rows and IDs of all partitions, at whichever masters they are, without the
+// keys of inboxes.
 func TestServerContents(t *testing.T) {
 	for name, server := range map[string]interface {
 		URL() string
@@ -23,7 +24,7 @@ func TestServerContents(t *testing.T) {
 		"a Cluster": redistest.ThreeMasters(t),
 	} {
 		t.Log(name)
-		server.Flush(t) // other tests have left theirs
+		server.Flush(t) // other tests have left keys
 		hasContents(t, server.URL())
 	}
 }
@@ -41,15 +42,18 @@ func hasContents(t *testing.T, url string) {
 		for _, of := range collections {
 			seen[fmt.Sprint(partition, of)] = true
 		}
+
 		for _, id := range ids {
 			if !id.Until.Equal(until) {
-				t.Errorf("an ID of partition %d is remembered until %s", partition, id.Until)
+				t.Errorf("an ID of partition %d is remembered until %s, want another time", partition, id.Until)
 			}
+
 			seen[fmt.Sprint(partition, id.Bytes)] = true
 		}
 
 		return nil
 	})
+
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,8 +64,9 @@ func hasContents(t *testing.T, url string) {
 			missing = append(missing, p)
 		}
 	}
+
 	if len(missing) > 0 || len(seen) != 3*rows.Partitions {
-		t.Errorf("there are %d of %d names; something is missing of %v", len(seen), 3*rows.Partitions, missing)
+		t.Errorf("%d of %d names were listed; incomplete are %v", len(seen), 3*rows.Partitions, missing)
 	}
 
 	enough := errors.New("enough")
@@ -70,12 +75,14 @@ func hasContents(t *testing.T, url string) {
 		calls++
 		return enough
 	})
+
 	if !errors.Is(err, enough) || calls != 1 {
-		t.Errorf("it ends with %v after %d calls", err, calls)
+		t.Errorf("the list ends with %v after %d calls, want the error of the first call", err, calls)
 	}
 }
 
-// A list that goes on at another run of a server may lack keys, so it fails; the next one is whole.
+// TestServerContentsOfTwoRunsAreNoList: if the server restarts during a list, keys may be missing, so the list fails.
+// The next list is complete.
 func TestServerContentsOfTwoRunsAreNoList(t *testing.T) {
 	server := redistest.Start(t, redistest.Durable...)
 	s := open(t, server.URL())
@@ -104,7 +111,8 @@ func TestServerContentsOfTwoRunsAreNoList(t *testing.T) {
 	}
 
 	if err := list(); !errors.Is(err, rows.ErrUnavailable) {
-		t.Errorf("a list of two runs of a server: %v, with %d of %d collections", err, len(seen), collections)
+		t.Errorf("a list over a restart returns %v, with %d of %d collections; want ErrUnavailable",
+			err, len(seen), collections)
 	}
 	testkit.Eventually(t, "a list of all collections", func() bool { return list() == nil && len(seen) == collections })
 }
@@ -126,6 +134,7 @@ func fill(t testing.TB, s rows.Store, until time.Time) {
 			},
 		}
 	}
+
 	if errs := s.Commit(t.Context(), commits); slices.ContainsFunc(errs, func(err error) bool { return err != nil }) {
 		t.Fatal(errors.Join(errs...))
 	}

@@ -12,7 +12,7 @@ import (
 	"headcount/internal/rows"
 )
 
-// A server of a Cluster that refuses the connection must not look as one that has no rows.
+// TestNoReplyIsNoRow: a server of a Cluster that refuses the connection must not look like one without rows.
 func TestNoReplyIsNoRow(t *testing.T) {
 	one := &read{fields: []string{"x"}, places: []int{0}, cmd: redis.NewSliceCmd(t.Context())}
 	found := make([]rows.Found, 1)
@@ -22,6 +22,7 @@ func TestNoReplyIsNoRow(t *testing.T) {
 	}
 }
 
+// TestCommitsAreGrouped: small commits to one server share a call, and in a Cluster each has its own.
 func TestCommitsAreGrouped(t *testing.T) {
 	sizes := []int{maxArgs - 1, 1, 1, maxArgs + 1, 1}
 	args := func(i int) int { return sizes[i] }
@@ -37,7 +38,7 @@ func TestCommitsAreGrouped(t *testing.T) {
 	}
 }
 
-// TestTagsStay has the tags under which data is stored.
+// TestTagsStay pins the hash tags of partitions, under which data is stored.
 func TestTagsStay(t *testing.T) {
 	tags := redisconn.EvenTags("r", rows.Partitions)
 	want := strings.Fields(`
@@ -46,11 +47,12 @@ func TestTagsStay(t *testing.T) {
 		rbcxs rcfl rbbjr rbtm raaz rbxtm rhzc rbqot rbvvn rgja rbnog rnqx remw rbesh rlvn rbdai
 		rbciq rcwn rbjrh rbeo rapx rbang rhka rbywn rbold rvys rbwum rfib rmum rbebj rdnt rbdpk`)
 	if !slices.Equal(tags, want) {
-		t.Errorf("the tags of partitions are now %q", tags)
+		t.Errorf("the hash tags of partitions have changed to %q", tags)
 	}
 }
 
 // TestAReadThatWasAnsweredStands: go-redis gives the error of one master of a Cluster to all commands of a pipeline.
+// Commands that were answered keep their answers.
 func TestAReadThatWasAnsweredStands(t *testing.T) {
 	away := errors.New("another master is away")
 	one := &read{fields: []string{"a", "b"}, places: []int{0, 1}, cmd: redis.NewSliceCmd(t.Context())}
@@ -60,12 +62,12 @@ func TestAReadThatWasAnsweredStands(t *testing.T) {
 	found := make([]rows.Found, 2)
 	one.finish(nil, found)
 	if found[0].Err != nil || string(found[0].Value) != "x" || found[1].Err != nil || found[1].Value != nil {
-		t.Errorf("%+v", found)
+		t.Errorf("the answered reads are %+v, want x and no row", found)
 	}
 
 	one.cmd = redis.NewSliceCmd(t.Context())
 	one.cmd.SetErr(away)
 	if err := one.err(); !errors.Is(err, away) {
-		t.Errorf("what was not answered is %v", err)
+		t.Errorf("the error of the unanswered read is %v, want %v", err, away)
 	}
 }

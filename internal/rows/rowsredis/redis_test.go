@@ -15,12 +15,12 @@ import (
 	"headcount/internal/testkit"
 )
 
-// partition is the one that most tests use, and key is what its keys begin with.
+// partition is used by most tests, and key is how its keys begin.
 const partition = 7
 
 var key = "hc:{" + redisconn.EvenTags("r", rows.Partitions)[partition] + "}:"
 
-// owner has claimed a partition, and makes commits one after another.
+// owner has claimed a partition, and makes one commit after another.
 type owner struct {
 	t     testing.TB
 	store rows.Store
@@ -37,7 +37,7 @@ func own(t testing.TB, store rows.Store, former uint64) *owner {
 	return &owner{t: t, store: store, Claim: claims[0]}
 }
 
-// next returns a commit of rows, each written field=value, that follows the newest one.
+// next returns a commit that follows the newest one. Its rows are written as field=value.
 func (o *owner) next(fields ...string) rows.Commit {
 	c := rows.Commit{Partition: partition, Epoch: o.Epoch, After: o.Number, Number: o.Number + 1, At: time.Now()}
 	for _, text := range fields {
@@ -80,7 +80,7 @@ func (o *owner) insist(c rows.Commit) (repeated int) {
 	return repeated
 }
 
-// want fails unless the partition has exactly these rows, each written field=value.
+// want requires that the partition has exactly these rows, written as field=value.
 func want(t testing.TB, store rows.Store, fields ...string) {
 	t.Helper()
 	var got []string
@@ -96,6 +96,7 @@ func want(t testing.TB, store rows.Store, fields ...string) {
 	}
 }
 
+// TestServerForgetsScripts: scripts that Redis has forgotten are loaded again.
 func TestServerForgetsScripts(t *testing.T) {
 	server := redistest.Single(t)
 	s := open(t, server.URL())
@@ -109,7 +110,7 @@ func TestServerForgetsScripts(t *testing.T) {
 	want(t, s, "x=1")
 }
 
-// TestServerTakesLargeCommits has more rows and IDs than Lua gives to one command.
+// TestServerTakesLargeCommits: a commit may have more rows and IDs than Lua can pass to one command.
 func TestServerTakesLargeCommits(t *testing.T) {
 	const n = 4100
 	s := open(t, redistest.Single(t).URL())
@@ -145,7 +146,8 @@ func TestServerTakesLargeCommits(t *testing.T) {
 
 func sameID(a, b rows.ID) bool { return a.Bytes == b.Bytes }
 
-// TestServerIsFull also makes more commits than the connection lets through to a server that refuses them.
+// TestServerIsFull: a full Redis refuses commits with ErrFull, also more of them than the connection lets through to a
+// server that refuses.
 func TestServerIsFull(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, server.URL())
@@ -168,8 +170,8 @@ func TestServerIsFull(t *testing.T) {
 	want(t, s, "x=2", "y=1")
 }
 
-// TestServerLosesCommits has a replica that becomes the master before it has the newest commit, and then a server that
-// is empty.
+// TestServerLosesCommits: a replica becomes the master without the newest commit, and then a server is empty. Both
+// losses are noticed.
 func TestServerLosesCommits(t *testing.T) {
 	master := redistest.Start(t, "--repl-diskless-sync-delay", "0")
 	host, port, _ := strings.Cut(master.Addr, ":")
@@ -184,16 +186,16 @@ func TestServerLosesCommits(t *testing.T) {
 		return string(after.store.Read(t.Context(), x)[0].Value) == "1"
 	})
 	if err := after.commit(after.next("x=0")); !errors.Is(err, rows.ErrUnavailable) {
-		t.Errorf("a replica: got %v, want that the store is unavailable", err)
+		t.Errorf("a commit at a replica returns %v, want ErrUnavailable", err)
 	}
 
-	// The master goes on for a while without it.
+	// For a while the replica is not connected to the master, which goes on.
 	replica.Do(t, "REPLICAOF", "NO", "ONE")
 	before.must(before.commit(before.next("x=2")))
 	after.Number = before.Number
 
 	err := error(rows.ErrUnavailable)
-	for errors.Is(err, rows.ErrUnavailable) { // the connection lets nothing through for a moment
+	for errors.Is(err, rows.ErrUnavailable) { // for a moment the connection lets nothing through
 		err = after.commit(after.next("x=3"))
 	}
 	var lost *rows.Lost
@@ -216,8 +218,8 @@ func TestServerLosesCommits(t *testing.T) {
 	}
 }
 
-// TestServerAnswersAreLost cuts connections after the server got a commit. The commit, repeated, is made once, and its
-// IDs expire.
+// TestServerAnswersAreLost: connections are cut after the server got a commit. The repeated commit is made once, and
+// its IDs expire.
 func TestServerAnswersAreLost(t *testing.T) {
 	const commits, lost = 30, 4
 	server := redistest.Single(t)
@@ -235,7 +237,7 @@ func TestServerAnswersAreLost(t *testing.T) {
 	}
 
 	if cuts.Left() > 0 || repeated < lost {
-		t.Errorf("%d commits were repeated, and %d connections are not cut yet", repeated, cuts.Left())
+		t.Errorf("%d commits were repeated, and %d connections were not cut", repeated, cuts.Left())
 	}
 
 	want(t, o.store, all...)
@@ -248,8 +250,8 @@ func TestServerAnswersAreLost(t *testing.T) {
 	}
 }
 
-// TestServerHasForeignData has values in the place of rows that no store of rows wrote. While they are there a commit
-// is not made, and then it is, with its IDs.
+// TestServerHasForeignData: another program has written values in the place of rows. While they exist a commit is
+// refused; afterwards it is made, with its IDs.
 func TestServerHasForeignData(t *testing.T) {
 	server := redistest.Single(t)
 	s := open(t, server.URL())
@@ -279,7 +281,7 @@ func TestServerHasForeignData(t *testing.T) {
 			}
 		}
 
-		// What the owner key has is needed for a claim as well.
+		// A claim needs the value of the owner key as well.
 		if tc.mend == nil {
 			_, err := s.Claim(t.Context(), "a", []rows.Former{{Partition: partition}})
 			if !errors.Is(err, rows.ErrMalformed) {
@@ -294,7 +296,7 @@ func TestServerHasForeignData(t *testing.T) {
 	}
 }
 
-// events are what a watch heard.
+// events are what a watch received.
 type events struct {
 	mu  sync.Mutex
 	all []string
@@ -325,7 +327,7 @@ func (e *events) add(one string) {
 	e.all = append(e.all, one)
 }
 
-// await waits for exactly these events since the last call, in their order.
+// await requires that exactly these events have come since the last call, in this order.
 func (e *events) await(t testing.TB, want ...string) {
 	t.Helper()
 	if got := e.awaitAny(t, len(want)); !slices.Equal(got, want) {
@@ -350,6 +352,7 @@ func (e *events) awaitAny(t testing.TB, n int) []string {
 	return got
 }
 
+// TestServerWatchesNoticeGaps: a watch that has missed publications reports that.
 func TestServerWatchesNoticeGaps(t *testing.T) {
 	server := redistest.Single(t)
 	s := open(t, server.URL())
@@ -363,7 +366,7 @@ func TestServerWatchesNoticeGaps(t *testing.T) {
 	}
 
 	publish("one two")
-	o.must(o.commit(o.next())) // publishes nothing: no gap
+	o.must(o.commit(o.next())) // a commit without a publication leaves no gap
 	publish("")
 	heard.await(t, "7 1 one two", "7 3 ")
 

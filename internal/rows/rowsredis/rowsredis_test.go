@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m, redistest.Stop) }
 
-// open returns a store in the Redis of that URL, which ends with the test.
+// open returns a store in the Redis at the URL. It is closed when the test ends.
 func open(t testing.TB, url string) *rowsredis.Store {
 	t.Helper()
 	s := rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, url)})
@@ -21,7 +21,7 @@ func open(t testing.TB, url string) *rowsredis.Store {
 	return s
 }
 
-// TestServerContractOfRows has a server that speaks TLS alone, and the user that deploy/redis.acl documents.
+// TestServerContractOfRows: the contract holds over TLS, as the user that deploy/redis.acl documents.
 func TestServerContractOfRows(t *testing.T) {
 	server := redistest.StartSecure(t)
 	s := open(t, server.URL())
@@ -31,6 +31,6 @@ func TestServerContractOfRows(t *testing.T) {
 	})
 
 	if denied := server.Denied(t); len(denied) > 0 {
-		t.Errorf("the documented user may not do everything: %q", denied)
+		t.Errorf("the documented user was refused: %q", denied)
 	}
 }

@@ -10,10 +10,10 @@ import (
 	"headcount/internal/rows"
 )
 
-// silentFast is a fast store that does not answer for some partitions, as a Redis Cluster with a master that hangs.
+// silentFast is a fast store that does not answer for some partitions, like a Redis Cluster with a master that hangs.
 type silentFast struct {
 	*fastStore
-	silent atomic.Int64 // the partitions below this one
+	silent atomic.Int64 // the partitions below this one get no answer
 }
 
 func (f *silentFast) Commit(ctx context.Context, commits []rows.Commit) []error {
@@ -37,8 +37,8 @@ func (f *silentFast) Commit(ctx context.Context, commits []rows.Commit) []error 
 	return errs
 }
 
-// TestSomePartitionsCannotBeConfirmed: the durable store is back, and the fast store does not answer for some
-// partitions. The others are drained.
+// TestSomePartitionsCannotBeConfirmed: the durable store is back, but the fast store does not answer for some
+// partitions. The other partitions are drained.
 func TestSomePartitionsCannotBeConfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast := &silentFast{fastStore: newFast()}
@@ -47,7 +47,7 @@ func TestSomePartitionsCannotBeConfirmed(t *testing.T) {
 		claims := claimEach(t, first, "first")
 		changeEach(t, first, claims, "1")
 		time.Sleep(time.Second)
-		changeEach(t, first, claims, "2") // brings the states to the fast store
+		changeEach(t, first, claims, "2") // this writes the states to the fast store
 		if err := first.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -65,6 +65,7 @@ func TestSomePartitionsCannotBeConfirmed(t *testing.T) {
 		if err := s.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
+
 		checkEach(t, durable, 0, "3")
 	})
 }
@@ -94,27 +95,27 @@ func changeEach(t *testing.T, s *Store, claims []rows.Claim, value string) {
 	}
 }
 
-// checkEach checks the row of each partition from the first one on.
+// checkEach checks the rows of all partitions from the first one on.
 func checkEach(t *testing.T, durable *durableStore, first int, want string) {
 	t.Helper()
 	for id := first; id < rows.Partitions; id++ {
 		at := rows.Address{Partition: id, Name: rows.Name{Collection: "c", Field: "f"}}
 		got := durable.Read(t.Context(), []rows.Address{at})[0]
 		if string(got.Value) != want {
-			t.Fatalf("the durable store has %q of partition %d, %v", got.Value, id, got.Err)
+			t.Fatalf("partition %d in the durable store has %q, %v; want %q", id, got.Value, got.Err, want)
 		}
 	}
 }
 
 // TestAPartitionOfAnotherOwnerIsNoOutage: a process that has never claimed a partition in the durable store learns at
-// its first drain that the partition has another owner. Nothing is left for it to do there.
+// its first drain that the partition has another owner. It has nothing more to drain there.
 func TestAPartitionOfAnotherOwnerIsNoOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast, durable, former := unclaimedDurable(t)
 		o := newOwned(t, "owner", fast, durable)
 		durable.away.Store(false)
 		if left, err := former.drain(t.Context()); left != 0 || err != nil {
-			t.Errorf("%d rows are left, %v", left, err)
+			t.Errorf("%d rows are left, %v; want none", left, err)
 		}
 		former.close(t)
 		o.close(t)

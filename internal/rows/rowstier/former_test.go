@@ -9,32 +9,33 @@ import (
 	"headcount/internal/rows"
 )
 
-// TestAFormerOwnerDrainsNothingOld: a process has owned the partition while the durable store was away, so it has never
-// claimed the partition there. When the durable store is back, the partition has another owner, and what that has
+// TestAFormerOwnerDrainsNothingOld: a process owned the partition while the durable store was away, so it has never
+// claimed the partition there. When the durable store is back, the partition has another owner, and what that owner has
 // drained stays.
 func TestAFormerOwnerDrainsNothingOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast, durable, former := unclaimedDurable(t)
-		time.Sleep(2 * time.Second) // a drain fails
+		time.Sleep(2 * time.Second) // until a drain has failed
 
 		durable.away.Store(false)
 		o := newOwned(t, "owner", fast, durable)
 		o.must(t, o.next("4"))
-		time.Sleep(5 * time.Second) // the former owner drains, too
+		time.Sleep(5 * time.Second) // until the former owner has tried to drain, too
 		o.wants(t, durable, "4")
 		if n := former.Dirty(); n != 0 {
-			t.Errorf("the former owner has %d rows", n)
+			t.Errorf("the former owner still has %d dirty rows, want none", n)
 		}
 		if err := o.commit(t, o.next("5")); err != nil {
-			t.Errorf("the owner commits: %v", err)
+			t.Errorf("a commit of the new owner returns %v", err)
 		}
+
 		former.close(t)
 		o.close(t)
 	})
 }
 
-// TestAFailedTakeoverDrainsNothingOld: a process takes a partition back, claims it in the durable store, and fails.
-// What it knows from its former claim is not drained over what another process has drained meanwhile.
+// TestAFailedTakeoverDrainsNothingOld: a process takes a partition back and claims it in the durable store, and then
+// the takeover fails. What it knows from its former claim is not drained over what another process has drained since.
 func TestAFailedTakeoverDrainsNothingOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast, durable, former := undrainedChange(t)
@@ -47,24 +48,27 @@ func TestAFailedTakeoverDrainsNothingOld(t *testing.T) {
 		if _, err := o.drain(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+
 		durable.claiming = func() { fast.away.Store(true) }
 		if _, err := former.Claim(t.Context(), "former", []rows.Former{{Partition: 7}}); err == nil {
-			t.Fatal("the takeover has not failed")
+			t.Fatal("the takeover succeeded, want an error")
 		}
+
 		fast.away.Store(false)
 
 		time.Sleep(5 * time.Second)
 		o.wants(t, durable, "3")
 		if n := former.Dirty(); n != 0 {
-			t.Errorf("the former owner has %d rows", n)
+			t.Errorf("the former owner still has %d dirty rows, want none", n)
 		}
+
 		former.close(t)
 		o.close(t)
 	})
 }
 
-// TestARefusedClaimLeavesNothingToDrain: a takeover has failed before it got to the changes that were not drained, and
-// another process has claimed the partition since. That one drains them, and the former owner waits for nothing.
+// TestARefusedClaimLeavesNothingToDrain: a takeover fails before it reads the changes that were not drained, and
+// another process claims the partition. That process drains them, and the former owner has nothing left to do.
 func TestARefusedClaimLeavesNothingToDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast, durable, former := undrainedChange(t)
@@ -73,22 +77,22 @@ func TestARefusedClaimLeavesNothingToDrain(t *testing.T) {
 		again := []rows.Former{{Partition: 7, Epoch: former.claim.Epoch}}
 		durable.claiming = func() { fast.away.Store(true) }
 		if _, err := former.Claim(t.Context(), "former", again); err == nil {
-			t.Fatal("the takeover has not failed")
+			t.Fatal("the takeover succeeded, want an error")
 		}
 		fast.away.Store(false)
 
 		o := newOwned(t, "owner", fast, durable)
 		claims, err := former.Claim(t.Context(), "former", again)
 		if err != nil || claims[0].Epoch != 0 || claims[0].Err != nil {
-			t.Fatalf("the former owner claims again: %+v, %v", claims, err)
+			t.Fatalf("the claim of the former owner is %+v, %v; want no epoch", claims, err)
 		}
 		if former.Dirty() != 0 || former.Lag() != 0 {
-			t.Errorf("the former owner has %d rows, for %s", former.Dirty(), former.Lag())
+			t.Errorf("the former owner still has %d dirty rows, for %s; want none", former.Dirty(), former.Lag())
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if err := former.Close(ctx); err != nil {
-			t.Errorf("the former owner ends: %v", err)
+			t.Errorf("Close of the former owner returns %v", err)
 		}
 
 		o.close(t)
@@ -97,7 +101,7 @@ func TestARefusedClaimLeavesNothingToDrain(t *testing.T) {
 }
 
 // TestARefusedClaimEndsNoDrain: the fast store has lost a change, and another process has claimed the partition there,
-// but not in the durable store yet. The former owner alone still has the change, and drains it.
+// but not yet in the durable store. Only the former owner still has the change, and drains it.
 func TestARefusedClaimEndsNoDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast, durable, former := undrainedChange(t)
@@ -109,7 +113,7 @@ func TestARefusedClaimEndsNoDrain(t *testing.T) {
 		again := []rows.Former{{Partition: 7, Epoch: former.claim.Epoch}}
 		claims, err := former.Claim(t.Context(), "former", again)
 		if err != nil || claims[0].Epoch != 0 {
-			t.Fatalf("the former owner claims again: %+v, %v", claims, err)
+			t.Fatalf("the claim of the former owner is %+v, %v; want no epoch", claims, err)
 		}
 		former.close(t)
 
@@ -119,9 +123,9 @@ func TestARefusedClaimEndsNoDrain(t *testing.T) {
 	})
 }
 
-// TestAnOvertakenRenewalDrainsNothingOld: the fast store has lost everything, and its owner claims the partition again.
-// Before it gets to the durable store, another process claims both stores, and goes on. The renewal fails, and what its
-// process knows is not drained over what the other one has drained.
+// TestAnOvertakenRenewalDrainsNothingOld: the fast store has lost everything, and the owner claims its partition again.
+// Before it reaches the durable store, another process claims the partition in both stores, and goes on. The renewal
+// fails, and what the former owner knows is not drained over what the other process has drained.
 func TestAnOvertakenRenewalDrainsNothingOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast, durable, former := undrainedChange(t)
@@ -137,31 +141,34 @@ func TestAnOvertakenRenewalDrainsNothingOld(t *testing.T) {
 				t.Error(err)
 			}
 		}
+
 		again := []rows.Former{{Partition: 7, Epoch: former.claim.Epoch}}
 		if _, err := former.Claim(t.Context(), "former", again); err == nil {
-			t.Fatal("the renewal has not failed")
+			t.Fatal("the renewal succeeded, want an error")
 		}
 
 		time.Sleep(5 * time.Second)
 		o.wants(t, durable, "3")
 		claims, err := former.Claim(t.Context(), "former", again)
 		if err != nil || claims[0].Epoch != 0 || former.Dirty() != 0 {
-			t.Errorf("the former owner claims again: %+v, %v, and has %d rows", claims, err, former.Dirty())
+			t.Errorf("the claim of the former owner is %+v, %v, and it has %d dirty rows; want no epoch and none",
+				claims, err, former.Dirty())
 		}
+
 		former.close(t)
 		o.close(t)
 	})
 }
 
-// unclaimedDurable returns both stores, and an owner of the partition that has never claimed it in the durable one,
-// which is away, and has a change to drain.
+// unclaimedDurable returns both stores and an owner that has a change to drain. The durable store is away, and the
+// owner has never claimed the partition there.
 func unclaimedDurable(t *testing.T) (*fastStore, *durableStore, *owned) {
 	t.Helper()
 	fast := newFast()
 	durable := newDurable()
 	first := newOwned(t, "first", fast, durable)
 	first.must(t, first.next("1"))
-	first.must(t, first.next("2")) // brings the state to the fast store
+	first.must(t, first.next("2")) // this writes the state to the fast store
 	first.close(t)
 
 	durable.away.Store(true)
@@ -173,7 +180,7 @@ func unclaimedDurable(t *testing.T) (*fastStore, *durableStore, *owned) {
 	return fast, durable, former
 }
 
-// undrainedChange returns both stores, and an owner of the partition in both, which has a change to drain.
+// undrainedChange returns both stores and an owner of the partition in both, which has a change to drain.
 func undrainedChange(t *testing.T) (*fastStore, *durableStore, *owned) {
 	t.Helper()
 	fast := newFast()

@@ -8,8 +8,8 @@ import (
 	"headcount/internal/rows"
 )
 
-// TestACommitThatNobodyAcknowledged: the fast store has made a commit without an answer when its owner claims again.
-// What the commit wrote is drained with the next changes.
+// TestACommitThatNobodyAcknowledged: the fast store has made a commit without an answer when its owner claims the
+// partition again. What the commit wrote is drained with the next changes.
 func TestACommitThatNobodyAcknowledged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast := newFast()
@@ -20,7 +20,7 @@ func TestACommitThatNobodyAcknowledged(t *testing.T) {
 		unanswered := o.unanswered(t, fast, "2")
 		claims, err := o.Claim(t.Context(), "owner", []rows.Former{{Partition: 7, Epoch: o.claim.Epoch}})
 		if err != nil || claims[0].Number != unanswered.Number {
-			t.Fatalf("the owner claims again: %v, %v", claims, err)
+			t.Fatalf("the new claim is %v, %v; want the number of the commit without an answer", claims, err)
 		}
 		o.claim = claims[0]
 
@@ -33,8 +33,8 @@ func TestACommitThatNobodyAcknowledged(t *testing.T) {
 	})
 }
 
-// TestALossDuringATakeover: the fast store loses a commit without an answer after its owner has claimed again. The
-// claim fails, and the next one does not take the commit for stored.
+// TestALossDuringATakeover: after its owner has claimed again, the fast store loses a commit without an answer. The
+// claim fails, and the next claim does not take the commit for stored.
 func TestALossDuringATakeover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast := newFast()
@@ -48,16 +48,16 @@ func TestALossDuringATakeover(t *testing.T) {
 		former := []rows.Former{{Partition: 7, Epoch: o.claim.Epoch}}
 		durable.claiming = func() { fast.lose(len(fast.log)) }
 		if claims, err := o.Claim(t.Context(), "owner", former); err == nil {
-			t.Errorf("the claim is %+v", claims)
+			t.Errorf("the claim is %+v, want an error", claims)
 		}
 		claims, err := o.Claim(t.Context(), "owner", former)
 		if err != nil || claims[0].Epoch == 0 || claims[0].Number >= unanswered.Number {
-			t.Errorf("the next claim is %+v, %v", claims, err)
+			t.Errorf("the next claim is %+v, %v; want a number below that of the lost commit", claims, err)
 		}
 	})
 }
 
-// unanswered has the fast store make the next commit, of which the tier never learns.
+// unanswered makes the next commit in the fast store, and the tier never learns of it.
 func (o *owned) unanswered(t *testing.T, fast *fastStore, value string) rows.Commit {
 	t.Helper()
 	c := o.next(value)

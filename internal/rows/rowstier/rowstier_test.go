@@ -41,14 +41,14 @@ func TestContract(t *testing.T) {
 // fastStore is a store that can lose its newest commits, or everything.
 type fastStore struct {
 	*rowsmem.Store
-	away     atomic.Bool   // tests set it while drains and claims run
-	distance time.Duration // of a scan and back
+	away     atomic.Bool   // set while drains and claims run
+	distance time.Duration // time of a scan, there and back
 
 	mu  sync.Mutex // guards log
-	log []event    // all that it has, in order
+	log []event    // all that the store has, in order
 }
 
-// event is a commit, or a claim.
+// event is a commit or a claim.
 type event struct {
 	rows.Commit
 	owner string // of a claim
@@ -108,7 +108,7 @@ func (f *fastStore) Scan(ctx context.Context, partition int, of, after string, e
 	return f.Store.Scan(ctx, partition, of, after, each)
 }
 
-// Contents implements Lister. Whatever was ever written is there.
+// Contents implements Lister. It lists everything that was ever written.
 func (f *fastStore) Contents(
 	_ context.Context, each func(partition int, collections []string, ids []rows.ID) error,
 ) error {
@@ -129,11 +129,11 @@ func (f *fastStore) Contents(
 	return nil
 }
 
-// lose forgets what happened last, n events.
+// lose forgets the last n events.
 func (f *fastStore) lose(n int) {
 	f.log = f.log[:max(len(f.log)-n, 0)]
 
-	// What is left happens again at its time, so that the claims get their epochs.
+	// The other events are made again at their times, so that claims get the same epochs.
 	var now time.Time
 	f.Store = rowsmem.New(rowsmem.Config{Now: func() time.Time {
 		if now.IsZero() {
@@ -155,15 +155,15 @@ func (f *fastStore) lose(n int) {
 	now = time.Time{}
 }
 
-// durableStore is a lasting store.
+// durableStore is a durable store that can be away.
 type durableStore struct {
 	*rowsmem.Store
-	away     atomic.Bool   // tests set it while drains and claims run
-	distance time.Duration // of a call and back
+	away     atomic.Bool   // set while drains and claims run
+	distance time.Duration // time of a call, there and back
 	claiming func()        // called before the next claim
 
-	mu      sync.Mutex              // guards the fields below: two tiers may have one durable store
-	numbers map[rows.Address]uint64 // of the commit that changed a row last
+	mu      sync.Mutex              // guards the fields below: two tiers may share a durable store
+	numbers map[rows.Address]uint64 // number of the last commit that changed a row
 	ids     map[[16]byte]time.Time
 }
 
@@ -173,7 +173,7 @@ func newDurable() *durableStore {
 	}
 }
 
-// isAway is the way there and back. Without time the store cannot answer either.
+// isAway waits for the time of a call, and reports whether the store cannot answer. It cannot if ctx ends before that.
 func (d *durableStore) isAway(ctx context.Context) bool {
 	time.Sleep(d.distance)
 
@@ -275,13 +275,13 @@ func (d *durableStore) Remembered(ctx context.Context, _ int, ids []rows.ID) ([]
 	return known, nil
 }
 
-// writer is an owner of one partition: it remembers all that it has written, and heals the store.
+// writer is an owner of one partition. It remembers all that it has written, and heals the store.
 type writer struct {
 	store         *Store
 	name          string
 	epoch, number uint64
 	rows          map[rows.Name]written
-	ids           map[[16]byte]uint64 // the number of the commit
+	ids           map[[16]byte]uint64 // ID -> number of its commit
 }
 
 type written struct {
@@ -316,11 +316,13 @@ func (w *writer) heal(claim rows.Claim) error {
 		Partition: part, Epoch: claim.Epoch, After: claim.Number, Number: max(w.number, claim.Number) + 1,
 		At: time.Now(),
 	}
+
 	for name, is := range w.rows {
 		if is.number > claim.Number {
 			c.Rows = append(c.Rows, rows.Row{Name: name, Value: is.value})
 		}
 	}
+
 	for id, number := range w.ids {
 		if number > claim.Number {
 			c.IDs = append(c.IDs, rows.ID{Bytes: id, Until: c.At.Add(time.Hour)})
@@ -335,13 +337,14 @@ func (w *writer) heal(claim rows.Claim) error {
 	return err
 }
 
-// commit makes a commit, healing the store as often as that takes.
+// commit makes a commit, and heals the store as often as necessary.
 func (w *writer) commit(changed []rows.Row, ids []rows.ID) error {
 	for {
 		c := rows.Commit{
 			Partition: part, Epoch: w.epoch, After: w.number, Number: w.number + 1, At: time.Now(),
 			Rows: changed, IDs: ids,
 		}
+
 		err := w.store.Commit(context.Background(), []rows.Commit{c})[0]
 
 		var fenced *rows.Fenced
@@ -352,21 +355,25 @@ func (w *writer) commit(changed []rows.Row, ids []rows.ID) error {
 			for _, row := range changed {
 				w.rows[row.Name] = written{row.Value, c.Number}
 			}
+
 			for _, id := range ids {
 				w.ids[id.Bytes] = c.Number
 			}
+
 			return nil
+
 		case errors.As(err, &fenced), errors.As(err, &lost):
 			if err := w.claim(); err != nil {
 				return err
 			}
+
 		default:
 			return err
 		}
 	}
 }
 
-// world is a history: what was acknowledged, and the stores.
+// world is the state of a history: the acknowledged changes, and the stores.
 type world struct {
 	*testing.T
 	random  *rand.Rand
@@ -386,8 +393,8 @@ func (w *world) close(s *Store) {
 	s.wg.Wait()
 }
 
-// TestHistories: whatever is lost, evicted or away, reads are what was acknowledged, and the durable store gets all of
-// it.
+// TestHistories: whatever is lost, evicted or away, reads return what was acknowledged, and in the end the durable
+// store has all of it.
 func TestHistories(t *testing.T) {
 	for seed := range uint64(*histories) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -427,7 +434,7 @@ func history(t *testing.T, seed uint64) {
 	w.close(w.writer.store)
 }
 
-// begin starts a process that takes the partition.
+// begin starts a process that takes over the partition.
 func (w *world) begin() {
 	w.n++
 	w.writer = &writer{
@@ -459,7 +466,7 @@ func (w *world) step() {
 		}
 	case 7:
 		w.check()
-	case 8: // the process ends, without a loss of the fast store that it has not healed
+	case 8: // the process ends, after it has healed all losses of the fast store
 		w.durable.away.Store(false)
 		w.heal()
 		w.close(w.writer.store)
@@ -502,7 +509,7 @@ func (w *world) change() {
 		if !w.durable.away.Load() {
 			w.Fatalf("commit: %v", err)
 		}
-		return // nothing was made: the fast store had lost too much
+		return // no commit was made: the fast store had lost too much
 	}
 
 	for _, row := range changed {
@@ -513,7 +520,7 @@ func (w *world) change() {
 	}
 }
 
-// heal has the owner notice what the store lost.
+// heal makes the owner notice what the fast store has lost.
 func (w *world) heal() bool {
 	err := w.writer.commit(nil, nil)
 	if err != nil && !w.durable.away.Load() {
@@ -536,7 +543,7 @@ func (w *world) check() {
 		last := ""
 		err := w.reader.Scan(context.Background(), part, of, "", func(field string, value []byte) error {
 			if field <= last {
-				w.Fatalf("%q comes after %q", field, last)
+				w.Fatalf("a scan returns %q after %q", field, last)
 			}
 			last = field
 			found[field] = value
@@ -551,7 +558,7 @@ func (w *world) check() {
 			name := rows.Name{Collection: of, Field: fmt.Sprint("f", f)}
 			w.checkRow(name)
 			if err == nil && !bytes.Equal(found[name.Field], w.model[name]) {
-				w.Fatalf("a scan finds %q as %v, want %q", found[name.Field], name, w.model[name])
+				w.Fatalf("a scan returns %q for %v, want %q", found[name.Field], name, w.model[name])
 			}
 		}
 	}
@@ -570,7 +577,7 @@ func (w *world) checkRow(name rows.Name) {
 	}
 }
 
-// checkIDs uses an ID again that may still be remembered.
+// checkIDs repeats an ID that must still be remembered.
 func (w *world) checkIDs() {
 	if len(w.used) == 0 {
 		return
@@ -580,7 +587,7 @@ func (w *world) checkIDs() {
 	err := w.writer.commit(nil, []rows.ID{id})
 	var known *rows.Known
 	if !errors.As(err, &known) && !w.durable.away.Load() {
-		w.Fatalf("an ID was used twice: %v", err)
+		w.Fatalf("a repeated ID was accepted: %v", err)
 	}
 }
 
@@ -601,8 +608,8 @@ func (w *world) checkDurable() {
 	}
 }
 
-// TestOlderFastStore: an older fast store names what was not drained when it was new, and the store behind it has newer
-// values.
+// TestOlderFastStore: an older fast store lists rows that were not drained when it was new. The durable store has newer
+// values of them, which stay.
 func TestOlderFastStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast := newFast()
@@ -612,23 +619,22 @@ func TestOlderFastStore(t *testing.T) {
 		first.must(t, first.next("2"))
 		first.close(t)
 
-		// The second commit is lost there, and was drained.
+		// The fast store loses the second commit, which was drained already.
 		fast.lose(1)
 		second := newOwned(t, "second", fast, durable)
 		at := rows.Address{Partition: 7, Name: first.name}
 		if got := second.Read(t.Context(), []rows.Address{at})[0]; string(got.Value) != "2" {
-			t.Errorf("the fast store has %q, %v", got.Value, got.Err)
+			t.Errorf("the tier reads %q, %v; want \"2\"", got.Value, got.Err)
 		}
 
 		second.close(t)
 		if got := durable.Read(t.Context(), []rows.Address{at})[0]; string(got.Value) != "2" {
-			t.Errorf("the store behind it has %q, %v", got.Value, got.Err)
+			t.Errorf("the durable store has %q, %v; want \"2\"", got.Value, got.Err)
 		}
 	})
 }
 
-// TestDirtyRows: what only the fast store has is counted until the durable store has it, row by row and not change by
-// change.
+// TestDirtyRows: Dirty counts the rows that only the fast store has. A row that changes twice counts once.
 func TestDirtyRows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newDurable()
@@ -642,32 +648,33 @@ func TestDirtyRows(t *testing.T) {
 		shared.away.Store(true)
 		o.must(t, o.next("1"))
 		if left, err := s.drain(t.Context()); left == 0 || err == nil {
-			t.Errorf("without the durable store: %d rows are left, %v", left, err)
+			t.Errorf("without the durable store %d rows are left, %v; want some, and an error", left, err)
 		}
+
 		o.must(t, o.next("2"))
 		withID := o.next("3")
 		withID.Rows[0].Field = "g"
 		withID.IDs = []rows.ID{{Bytes: [16]byte{1}, Until: time.Now().Add(time.Hour)}}
 		o.must(t, withID)
 
-		// Under way are f and the row that says how much is drained; f again, g and the ID wait for them.
+		// A drain is under way with f and the row that records the drain; f again, g and the ID wait for it.
 		if is := s.Dirty(); is != 2+3 {
-			t.Errorf("%d rows and IDs wait, want 5", is)
+			t.Errorf("%d rows and IDs are dirty, want 5", is)
 		}
 		if is := s.Lag(); is != 3*time.Second {
-			t.Errorf("the oldest has waited for %s", is)
+			t.Errorf("the oldest dirty row has waited for %s, want 3s", is)
 		}
 
 		shared.away.Store(false)
 		o.close(t)
 		if s.Dirty() != 0 || s.Lag() != 0 {
-			t.Errorf("in the end %d rows and IDs wait, for %s", s.Dirty(), s.Lag())
+			t.Errorf("in the end %d rows and IDs are dirty, for %s; want none", s.Dirty(), s.Lag())
 		}
 	})
 }
 
-// TestAScanWithoutTheFastStore fails at once, however long the caller would wait: nobody knows what the durable store
-// has not got.
+// TestAScanWithoutTheFastStore: it fails at once, however long the caller would wait, because only the fast store knows
+// which rows the durable store lacks.
 func TestAScanWithoutTheFastStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast := newFast()
@@ -682,7 +689,7 @@ func TestAScanWithoutTheFastStore(t *testing.T) {
 		begun := time.Now()
 		err := own.Scan(ctx, 7, own.name.Collection, "", func(string, []byte) error { return nil })
 		if took := time.Since(begun); !errors.Is(err, rows.ErrUnavailable) || took > 0 {
-			t.Errorf("without the fast store: %v, after %s", err, took)
+			t.Errorf("without the fast store a scan returns %v after %s, want ErrUnavailable at once", err, took)
 		}
 
 		synctest.Wait()
@@ -691,8 +698,8 @@ func TestAScanWithoutTheFastStore(t *testing.T) {
 	})
 }
 
-// TestTwoFastStores: a fast store that was used with another durable store is refused. An empty one takes the store
-// over, and what the former one would get after that is refused instead of lost.
+// TestTwoFastStores: a fast store that was used with another durable store is refused. An empty one takes the durable
+// store over. Later writes of the former fast store are refused, and so not lost.
 func TestTwoFastStores(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newDurable()
@@ -708,28 +715,28 @@ func TestTwoFastStores(t *testing.T) {
 		s := New(elsewhere, shared, Config{})
 		_, err := s.Claim(t.Context(), "other", []rows.Former{{Partition: 7}})
 		if !errors.Is(err, ErrOtherFast) || !errors.Is(err, rows.ErrUnavailable) {
-			t.Errorf("another fast store: %v", err)
+			t.Errorf("the claim with another fast store returns %v, want ErrOtherFast", err)
 		}
 		_ = s.Close(t.Context())
 
 		own.must(t, own.next("2"))
 		empty := newOwned(t, "second", newFast(), shared)
 		if got := empty.Read(t.Context(), []rows.Address{{Partition: 7, Name: own.name}})[0]; string(got.Value) != "2" {
-			t.Errorf("an empty fast store has %q, %v", got.Value, got.Err)
+			t.Errorf("the tier with an empty fast store reads %q, %v; want \"2\"", got.Value, got.Err)
 		}
 
-		own.must(t, own.next("3")) // before it notices
+		own.must(t, own.next("3")) // before the former one notices
 		time.Sleep(time.Minute)
 		if err := own.commit(t, own.next("4")); !errors.Is(err, rows.ErrFull) {
-			t.Errorf("the former fast store: %v", err)
+			t.Errorf("a commit with the former fast store returns %v, want ErrFull", err)
 		}
 
-		// By commits that change nothing it would find out that the fast store has another owner.
+		// An empty commit would also reveal that the durable store has another fast store.
 		nothing := own.next("")
 		nothing.Rows = nil
 		own.must(t, nothing)
 		if _, err := own.Claim(t.Context(), "first", []rows.Former{{Partition: 7}}); !errors.Is(err, ErrOtherFast) {
-			t.Errorf("the former fast store is claimed: %v", err)
+			t.Errorf("a claim with the former fast store returns %v, want ErrOtherFast", err)
 		}
 
 		own.close(t)
@@ -737,7 +744,7 @@ func TestTwoFastStores(t *testing.T) {
 	})
 }
 
-// TestBothHaveRows: two stores that were never used together are refused.
+// TestBothHaveRows: a fast and a durable store that both have rows, and were never used together, are refused.
 func TestBothHaveRows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newDurable()
@@ -747,6 +754,7 @@ func TestBothHaveRows(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			o := owned{claim: claims[0]}
 			if err := alone.Commit(t.Context(), []rows.Commit{o.next("1")})[0]; err != nil {
 				t.Fatal(err)
@@ -756,14 +764,15 @@ func TestBothHaveRows(t *testing.T) {
 		s := New(between, shared, Config{})
 		_, err := s.Claim(t.Context(), "owner", []rows.Former{{Partition: part}})
 		if !errors.Is(err, ErrBoth) || !errors.Is(err, rows.ErrUnavailable) {
-			t.Errorf("the claim: %v", err)
+			t.Errorf("the claim returns %v, want ErrBoth", err)
 		}
+
 		_ = s.Close(t.Context())
 	})
 }
 
-// TestTwoProcessesBegin: a process claims a new partition, and another one does so, and goes on, before the first has
-// got to the durable store. Whoever claims it next can.
+// TestTwoProcessesBegin: a process claims a new partition. Before it reaches the durable store, another process claims
+// the partition too, and goes on. Afterwards any process can claim it.
 func TestTwoProcessesBegin(t *testing.T) {
 	for name, isDrained := range map[string]bool{
 		"before anything is drained": false, "after something is drained": true,
@@ -782,7 +791,7 @@ func TestTwoProcessesBegin(t *testing.T) {
 						return
 					}
 					if left, err := second.drain(t.Context()); left > 0 {
-						t.Errorf("%d rows are left: %v", left, err)
+						t.Errorf("%d rows are left, want none: %v", left, err)
 					}
 				}
 
@@ -793,8 +802,9 @@ func TestTwoProcessesBegin(t *testing.T) {
 					err = late.commit(t, late.next("2"))
 				}
 				if !errors.As(err, new(*rows.Fenced)) {
-					t.Errorf("the first one commits: %v", err)
+					t.Errorf("a commit of the first process returns %v, want it fenced", err)
 				}
+
 				_ = first.Close(t.Context())
 				second.close(t)
 
@@ -805,16 +815,17 @@ func TestTwoProcessesBegin(t *testing.T) {
 				fourth := newOwned(t, "fourth", newFast(), shared)
 				got := fourth.Read(t.Context(), []rows.Address{{Partition: 7, Name: fourth.name}})[0]
 				if string(got.Value) != "3" {
-					t.Errorf("an empty fast store has %q, %v", got.Value, got.Err)
+					t.Errorf("the tier with an empty fast store reads %q, %v; want \"3\"", got.Value, got.Err)
 				}
+
 				fourth.close(t)
 			})
 		})
 	}
 }
 
-// TestASlowProcessTakesTheDurableStore: it claimed a partition in the fast store before the owner, and in the durable
-// store after it. The owner claims again and goes on, and nothing is lost.
+// TestASlowProcessTakesTheDurableStore: a slow process claims a partition in the fast store before its owner, and in
+// the durable store after it. The owner claims again and goes on, and nothing is lost.
 func TestASlowProcessTakesTheDurableStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newDurable()
@@ -826,16 +837,19 @@ func TestASlowProcessTakesTheDurableStore(t *testing.T) {
 				t.Error(err)
 			}
 		}
+
 		slow := newOwned(t, "slow", between, shared)
-		time.Sleep(5 * time.Second) // a drain of the owner finds out
+		time.Sleep(5 * time.Second) // until a drain of the owner notices it
 
 		if err := o.commit(t, o.next("2")); !errors.As(err, new(*rows.Lost)) {
-			t.Fatalf("the owner commits: %v", err)
+			t.Fatalf("a commit of the owner returns %v, want Lost", err)
 		}
+
 		claims, err := o.Claim(t.Context(), "owner", []rows.Former{{Partition: 7, Epoch: o.claim.Epoch}})
 		if err != nil || claims[0].Epoch == 0 || claims[0].Number != o.claim.Number {
-			t.Fatalf("the owner claims again: %v, %v", claims, err)
+			t.Fatalf("the new claim of the owner is %v, %v; want the number of its last commit", claims, err)
 		}
+
 		o.claim = claims[0]
 		o.must(t, o.next("2"))
 		slow.close(t)
@@ -843,13 +857,13 @@ func TestASlowProcessTakesTheDurableStore(t *testing.T) {
 
 		got := shared.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
 		if string(got.Value) != "2" {
-			t.Errorf("the durable store has %q, %v", got.Value, got.Err)
+			t.Errorf("the durable store has %q, %v; want \"2\"", got.Value, got.Err)
 		}
 	})
 }
 
-// TestTheStateChangesDuringACommit: the fast store gets it with the next commit, also when it may have an earlier form
-// of one.
+// TestTheStateChangesDuringACommit: the fast store gets the changed state with the next commit, also if it may have an
+// earlier form of that commit.
 func TestTheStateChangesDuringACommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOwned(t, "owner", newFast(), newDurable())
@@ -861,7 +875,7 @@ func TestTheStateChangesDuringACommit(t *testing.T) {
 		p.adopted(o.claim.Epoch)
 		p.acknowledge(&c, &under)
 		if !p.stateChanged {
-			t.Error("the fast store has not got the state that changed while a commit was under way")
+			t.Error("a state that changed during a commit counts as written to the fast store")
 		}
 
 		c = o.next("2")
@@ -870,14 +884,15 @@ func TestTheStateChangesDuringACommit(t *testing.T) {
 		again := p.prepare(&c)
 		p.acknowledge(&c, &again)
 		if !p.stateChanged {
-			t.Error("the fast store may have an earlier form of a commit, without the state")
+			t.Error("a repeated commit counts as written with the state, though the store may have its earlier form")
 		}
+
 		p.dirty.rows = nil
 		o.close(t)
 	})
 }
 
-// TestARowEvictedDuringACommit: the next commit evicts it.
+// TestARowEvictedDuringACommit: a row whose eviction is decided during a commit is evicted by the next one.
 func TestARowEvictedDuringACommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOwned(t, "owner", newFast(), newDurable())
@@ -899,7 +914,7 @@ func TestARowEvictedDuringACommit(t *testing.T) {
 	})
 }
 
-// scanned is a fast store in which something happens right after a scan.
+// scanned is a fast store in which something happens directly after a scan.
 type scanned struct {
 	*fastStore
 	after func()
@@ -912,8 +927,8 @@ func (s *scanned) Scan(ctx context.Context, id int, of, after string, each func(
 	return err
 }
 
-// TestACommitDuringAdoption: a row that changes while its collection is adopted goes to the durable store as it is
-// then.
+// TestACommitDuringAdoption: a row that changes while its collection is adopted reaches the durable store with its new
+// value.
 func TestACommitDuringAdoption(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		between := &scanned{fastStore: newFast(), after: func() {}}
@@ -926,21 +941,24 @@ func TestACommitDuringAdoption(t *testing.T) {
 				t.Error(err)
 			}
 		}
+
 		if err := o.adoptCollection(t.Context(), 7, o.claim.Epoch, o.name.Collection); err != nil {
 			t.Fatal(err)
 		}
+
 		time.Sleep(time.Second)
 
 		at := []rows.Address{{Partition: 7, Name: o.name}}
 		if is := shared.Store.Read(t.Context(), at)[0]; string(is.Value) != "newer" {
-			t.Errorf("the durable store has %q", is.Value)
+			t.Errorf("the durable store has %q, want \"newer\"", is.Value)
 		}
+
 		o.close(t)
 	})
 }
 
-// TestAdoptionIsKilled at any moment, again and again: a process that is left to it brings everything to the durable
-// store that the fast store had alone.
+// TestAdoptionIsKilled: an adoption is killed at any moment, again and again. A process that lives long enough brings
+// all that only the fast store had to the durable store.
 func TestAdoptionIsKilled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		between := newFast()
@@ -957,23 +975,26 @@ func TestAdoptionIsKilled(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			// Each has a little more time than the one before.
+			// Each process has a little more time than the one before.
 			for turn := range kills {
 				time.Sleep(50 * time.Millisecond)
 				if turn%4 == 0 {
 					verify(t, s, claims)
 				}
 			}
+
 			adopted, err = s.Adopted(t.Context(), 0, 1, 2)
 			if err != nil {
 				t.Error(err)
 			}
+
 			s.stop()
 			s.wg.Wait()
 		}
 
 		if kills < 5 {
-			t.Errorf("it took %d processes: was one killed in between?", kills)
+			t.Errorf("the adoption took only %d processes, want at least 5, so that some were killed in the middle",
+				kills)
 		}
 
 		for at, value := range want {
@@ -981,6 +1002,7 @@ func TestAdoptionIsKilled(t *testing.T) {
 				t.Errorf("the durable store has %q of %v, want %q", is.Value, at, value)
 			}
 		}
+
 		for _, id := range ids {
 			if _, is := shared.ids[id.Bytes]; !is {
 				t.Errorf("the durable store does not remember %v", id.Bytes)
@@ -989,7 +1011,7 @@ func TestAdoptionIsKilled(t *testing.T) {
 	})
 }
 
-// fillAlone has rows and IDs in three partitions of a fast store without a durable store, and returns them.
+// fillAlone writes rows and IDs to three partitions of a fast store without a durable store, and returns them.
 func fillAlone(t *testing.T, between *fastStore) (want map[rows.Address]string, ids []rows.ID) {
 	t.Helper()
 	const partitions, collections, fields = 3, 2, 4
@@ -1008,16 +1030,18 @@ func fillAlone(t *testing.T, between *fastStore) (want map[rows.Address]string, 
 			want[rows.Address{Partition: partition, Name: name}] = value
 			c.Rows = append(c.Rows, rows.Row{Name: name, Value: []byte(value)})
 		}
+
 		if err := between.Commit(t.Context(), []rows.Commit{c})[0]; err != nil {
 			t.Fatal(err)
 		}
+
 		ids = append(ids, c.IDs...)
 	}
 
 	return want, ids
 }
 
-// verify makes an empty commit of each partition, as an owner does now and then to make sure that it owns them.
+// verify makes an empty commit in each partition, as an owner does now and then to make sure that it still owns them.
 func verify(t *testing.T, s *Store, claims []rows.Claim) {
 	t.Helper()
 	for id := range claims {
@@ -1042,8 +1066,8 @@ func everyPartition() []rows.Former {
 	return all
 }
 
-// TestClaimsTogether: a process has all partitions soon, however far the durable store is, also after the fast store
-// has lost them all.
+// TestClaimsTogether: a process has claimed all partitions soon, however far away the durable store is, even after the
+// fast store has lost all of them.
 func TestClaimsTogether(t *testing.T) {
 	const distance = 30 * time.Millisecond
 	for name, tc := range map[string]struct {
@@ -1069,20 +1093,23 @@ func TestClaimsTogether(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+
 				for id, claim := range claims {
 					if claim.Err != nil || claim.Epoch == 0 {
-						t.Errorf("partition %d: %+v", id, claim)
+						t.Errorf("the claim of partition %d is %+v, want an epoch", id, claim)
 					}
 				}
+
 				if took := time.Since(begun); took > tc.limit {
-					t.Errorf("the claims took %s, which is %d round trips to the durable store", took, took/distance)
+					t.Errorf("the claims took %s, or %d round trips to the durable store, which is too long",
+						took, took/distance)
 				}
 			})
 		})
 	}
 }
 
-// fillAndLose has a row of each partition in the durable store, and none in the fast store.
+// fillAndLose writes a row to each partition of the durable store, and none to the fast store.
 func fillAndLose(t *testing.T, between *fastStore, shared *durableStore) {
 	t.Helper()
 	s := New(between, shared, Config{})
@@ -1090,6 +1117,7 @@ func fillAndLose(t *testing.T, between *fastStore, shared *durableStore) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for id, claim := range claims {
 		o := owned{Store: s, claim: claim}
 		c := o.next("1")
@@ -1098,6 +1126,7 @@ func fillAndLose(t *testing.T, between *fastStore, shared *durableStore) {
 			t.Fatal(err)
 		}
 	}
+
 	if err := s.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -1105,7 +1134,7 @@ func fillAndLose(t *testing.T, between *fastStore, shared *durableStore) {
 	between.lose(rows.Partitions)
 }
 
-// TestSomeClaimsFail: a partition that cannot be claimed does not hold up the others.
+// TestSomeClaimsFail: a partition that cannot be claimed does not keep the others from being claimed.
 func TestSomeClaimsFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newDurable()
@@ -1124,25 +1153,26 @@ func TestSomeClaimsFail(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for id, claim := range claims {
 			isOurs := claim.Err == nil && claim.Epoch != 0
 			isRefused := errors.Is(claim.Err, ErrOtherFast) && claim.Epoch == 0
 			if id == 7 && !isRefused || id != 7 && !isOurs {
-				t.Errorf("partition %d: %+v", id, claim)
+				t.Errorf("the claim of partition %d is %+v, want only that of 7 refused", id, claim)
 			}
 		}
 	})
 }
 
-// TestClaimsWithoutTheDurableStore: it goes during the claim. A fast store that says how far it is can be claimed all
-// the same, and a new one cannot.
+// TestClaimsWithoutTheDurableStore: the durable store goes away during a claim. A partition can be claimed if the fast
+// store records how far it was drained; a new partition cannot.
 func TestClaimsWithoutTheDurableStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newDurable()
 		between := newFast()
 		known := newOwned(t, "known", between, shared)
 		known.must(t, known.next("1"))
-		known.must(t, known.next("2")) // brings the state to the fast store
+		known.must(t, known.next("2")) // this writes the state to the fast store
 		known.close(t)
 
 		shared.claiming = func() { shared.away.Store(true) }
@@ -1151,13 +1181,15 @@ func TestClaimsWithoutTheDurableStore(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for id, claim := range claims {
 			isOurs := claim.Err == nil && claim.Epoch != 0
 			isAway := errors.Is(claim.Err, rows.ErrUnavailable) && claim.Epoch == 0
 			if id == 7 && !isOurs || id != 7 && !isAway {
-				t.Errorf("partition %d: %+v", id, claim)
+				t.Errorf("the claim of partition %d is %+v, want only that of 7 granted", id, claim)
 			}
 		}
+
 		s.stop()
 		s.wg.Wait()
 	})
@@ -1197,7 +1229,7 @@ func (o *owned) commit(t *testing.T, c rows.Commit) error {
 	return err
 }
 
-// must makes a commit and has it drained.
+// must makes a commit, and waits until it is drained.
 func (o *owned) must(t *testing.T, c rows.Commit) {
 	t.Helper()
 	if err := o.commit(t, c); err != nil {
@@ -1206,7 +1238,7 @@ func (o *owned) must(t *testing.T, c rows.Commit) {
 	time.Sleep(time.Second)
 }
 
-// wants checks the row that the owner changes, as a store has it.
+// wants checks the owner's row in a store.
 func (o *owned) wants(t *testing.T, store rows.Store, value string) {
 	t.Helper()
 	got := store.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]

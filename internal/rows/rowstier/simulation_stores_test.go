@@ -12,7 +12,7 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// stores are the two stores of the simulation, and what must be in them.
+// stores has the two stores of the simulation, and what they must have.
 type stores struct {
 	notes *simtest.Notes
 	rand  *simtest.Dice // of a planted fault
@@ -25,20 +25,20 @@ type stores struct {
 	expected    [simPartitions]expected
 	serials     int
 	losses      int
-	trace       *recorder // nil, or of the actions of the formal model
+	trace       *recorder // records the actions of the formal model, unless nil
 
 	hastyFast    bool // a planted fault: some commits are acknowledged and never made
 	hastyDurable bool
-	trusting     bool // a planted fault: the durable store does not look at epochs
+	trusting     bool // a planted fault: the durable store does not compare epochs
 	forgetful    bool // a planted fault: the fast store loses rows and nothing else
 }
 
-// expected is what the stores know and have of a partition, as the formal model has it.
+// expected is what the stores know and have of a partition, in the terms of the formal model.
 type expected struct {
-	acknowledged version         // must not be missing
-	isLost       bool            // the fast store has lost it, and its owner has not written it again
-	newest       *process        // that the fast store has granted a claim
-	owner        *process        // the same, until the fast store loses that
+	acknowledged version         // the newest acknowledged version, which must not be missing
+	isLost       bool            // the fast store has lost that version, and the owner has not written it again
+	newest       *process        // the last process whose claim the fast store granted
+	owner        *process        // that process, until the fast store loses its claim
 	values       map[version]int // version without its serial -> serial
 }
 
@@ -67,7 +67,7 @@ func (w *stores) newSerial() int {
 	return w.serials
 }
 
-// end has a process end, in a moment in which no call of it arrives.
+// end makes a process end, at a moment at which no call of it arrives.
 func (w *stores) end(p *process) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -78,7 +78,7 @@ func (w *stores) end(p *process) {
 	p.Die()
 }
 
-// fastRowLocked returns the row that the fast store has.
+// fastRowLocked returns the row in the fast store.
 func (w *stores) fastRowLocked(partition int) version {
 	value, _ := decodeValue(w.fast.Get(partition, addressOf(partition).Name))
 
@@ -94,14 +94,14 @@ func (w *stores) drainedLocked(partition int) drainRecord {
 	return decodeDrainRecord(w.durable.Store.Get(partition, drainedName))
 }
 
-// hasLocked reports whether one of the stores has what was acknowledged.
+// hasLocked reports whether one of the stores has the acknowledged version.
 func (w *stores) hasLocked(partition int) bool {
 	is := w.expected[partition].acknowledged
 
 	return !w.fastRowLocked(partition).less(is) || !w.durableRowLocked(partition).less(is)
 }
 
-// checkLocked notes if something that was acknowledged is in neither store, although the fast one has lost nothing.
+// checkLocked notes if an acknowledged version is in neither store, although the fast store has lost nothing.
 func (w *stores) checkLocked(partition int) {
 	is := &w.expected[partition]
 	is.isLost = is.isLost && !w.hasLocked(partition)
@@ -111,7 +111,7 @@ func (w *stores) checkLocked(partition int) {
 	}
 }
 
-// newest returns what the stores have of a partition, and what they must have.
+// newest returns the versions of a partition in the two stores, and the acknowledged one.
 func (w *stores) newest(partition int) (fast, durable, acknowledged version) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -126,8 +126,8 @@ func (w *stores) hasInFast(partition int) bool {
 	return w.fastRowLocked(partition) != version{}
 }
 
-// acknowledge records that the caller of a change is answered, which has arrived after so many losses. If it is lost
-// since, and the partition has another owner, that one goes on without it.
+// acknowledge records that a change is answered. It arrived when the fast store had had so many losses. If it was lost
+// since, and the partition has another owner, that owner goes on without it.
 func (w *stores) acknowledge(p *process, partition int, is version, losses int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -158,8 +158,8 @@ func (w *stores) madeLocked(partition int, c change) {
 	is.values[plain] = c.value.serial
 }
 
-// loseAll has the fast store forget everything, and be away for a while. It does not while a process takes itself for
-// an owner that was overtaken: the loss would make it one again.
+// loseAll makes the fast store forget everything, and be away for a while. It does nothing while a process that was
+// overtaken takes itself for an owner: the loss would make it the owner again.
 func (w *stores) loseAll() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -185,7 +185,7 @@ func (w *stores) loseAll() bool {
 	return true
 }
 
-// isDoubtedLocked reports whether a process may take itself for the owner of a partition, and is not.
+// isDoubtedLocked reports whether a process may wrongly take itself for the owner of a partition.
 func (w *stores) isDoubtedLocked(partition int) bool {
 	is := w.expected[partition].newest
 	if is == nil {
@@ -202,6 +202,7 @@ func (w *stores) claimedLocked(p *process, former rows.Former, claim rows.Claim)
 	if claim.Epoch == 0 {
 		return
 	}
+
 	is := &w.expected[former.Partition]
 	is.newest = p
 	is.owner = p
@@ -209,7 +210,7 @@ func (w *stores) claimedLocked(p *process, former rows.Former, claim rows.Claim)
 		return
 	}
 
-	// The former owner had no time to write it again.
+	// The former owner had no time to write the lost version again.
 	is.isLost = false
 	is.acknowledged = w.fastRowLocked(former.Partition)
 	if durable := w.durableRowLocked(former.Partition); is.acknowledged.less(durable) {
@@ -217,7 +218,7 @@ func (w *stores) claimedLocked(p *process, former rows.Former, claim rows.Claim)
 	}
 }
 
-// claimLate has an earlier claim of the owner of a partition arrive again.
+// claimLate makes an earlier claim of a partition's owner arrive again.
 func (w *stores) claimLate(p *process, partition int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -250,7 +251,8 @@ func (p *process) reach(ctx context.Context, isDurable bool) bool {
 // answered waits until the answer arrives, and reports whether it does.
 func (p *process) answered(ctx context.Context, isDurable bool) bool { return p.reach(ctx, isDurable) }
 
-// read has a store read n rows, unless it is away or the call or its answer is lost. The stores are locked meanwhile.
+// read makes a store read n rows, unless it is away, or the call or its answer is lost. The stores are locked
+// meanwhile.
 func (p *process) read(
 	ctx context.Context, isDurable bool, n int, isAway *bool, do func() ([]rows.Found, *action),
 ) []rows.Found {
@@ -309,7 +311,7 @@ func (l fastLink) Claim(ctx context.Context, owner string, partitions []rows.For
 	return claims, err
 }
 
-// Commit implements rows.Store. What an owner commits arrives at once, or never.
+// Commit implements rows.Store. The commit of an owner arrives at once, or never.
 func (l fastLink) Commit(ctx context.Context, commits []rows.Commit) []error {
 	w := l.of.stores
 	is := callOf(ctx)
@@ -336,11 +338,13 @@ func (l fastLink) Commit(ctx context.Context, commits []rows.Commit) []error {
 		}
 		seen = append(seen, w.trace.commitFast(l.process, is.kind, &commits[i], arrives, errs[i]))
 	}
+
 	w.mu.Unlock()
 
 	if !arrives || !l.answered(ctx, false) {
 		return slices.Repeat([]error{rows.ErrUnavailable}, len(commits))
 	}
+
 	w.trace.see(seen...)
 	if is.kind == turns {
 		w.trace.answer(l.process, commits[0].Partition)
@@ -462,6 +466,7 @@ func (l durableLink) Commit(ctx context.Context, commits []rows.Commit) []error 
 	for i := range commits {
 		w.trace.send(l.process, kind, &commits[i])
 	}
+
 	unavailable := slices.Repeat([]error{rows.ErrUnavailable}, len(commits))
 	if !l.reach(ctx, true) {
 		return unavailable
@@ -472,17 +477,20 @@ func (l durableLink) Commit(ctx context.Context, commits []rows.Commit) []error 
 		w.mu.Unlock()
 		return unavailable
 	}
+
 	errs := make([]error, len(commits))
 	var seen []*action
 	for i := range commits {
 		errs[i] = w.commitDurableLocked(&commits[i], kind)
 		seen = append(seen, w.trace.commitDurable(l.process, kind, &commits[i], errs[i]))
 	}
+
 	w.mu.Unlock()
 
 	if !l.answered(ctx, true) {
 		return unavailable
 	}
+
 	w.trace.see(seen...)
 	for i := range commits {
 		w.trace.drained(l.process, kind, &commits[i])
@@ -515,8 +523,8 @@ func (w *stores) commitDurableLocked(c *rows.Commit, kind callKind) error {
 	return err
 }
 
-// checkDrainLocked notes if the durable store has an older row than before. It may go back over what nobody
-// acknowledged, and while the fast store says that a newer row is yet to be drained.
+// checkDrainLocked notes if a drain makes a row of the durable store older. That is permitted for versions that were
+// not acknowledged, and while the fast store records that a newer row is still to be drained.
 func (w *stores) checkDrainLocked(c *rows.Commit, before version) {
 	is := w.durableRowLocked(c.Partition)
 	if !is.less(before) || w.expected[c.Partition].acknowledged.less(before) {
@@ -529,12 +537,13 @@ func (w *stores) checkDrainLocked(c *rows.Commit, before version) {
 		isMarked = true
 		return nil
 	})
+
 	if !isMarked {
 		w.notes.Failf("once", "the durable store has %v of partition %d after %v", is, c.Partition, before)
 	}
 }
 
-// trustLocked gives a commit the epoch and the numbers that let it pass.
+// trustLocked gives a commit the epoch and the numbers with which it is accepted.
 func (w *stores) trustLocked(c *rows.Commit) {
 	probe := *c
 	probe.Epoch = 0
@@ -591,7 +600,7 @@ func (l durableLink) Changed(
 	return nil
 }
 
-// Scan implements rows.Store. Nobody reads a collection here.
+// Scan implements rows.Store. Collections are not read here.
 func (l durableLink) Scan(context.Context, int, string, string, func(string, []byte) error) error {
 	return rows.ErrUnavailable
 }

@@ -15,15 +15,15 @@ import (
 )
 
 // The simulation runs processes whose owners change one row of some partitions through a tier. Meanwhile calls of both
-// stores and their answers get lost; processes die, end in order, stand still and lose their partitions to others; the
-// fast store is away or loses everything, the durable store is away or slow, and rows are evicted. Then everything
+// stores and their answers get lost; processes die, end in order, are suspended and lose their partitions to others;
+// the fast store is away or loses everything, the durable store is away or slow, and rows are evicted. Then everything
 // heals, and both stores must have what was acknowledged. The seed decides what happens and when.
 
 func TestSimulation(t *testing.T) {
 	simtest.Check(t, 100, 15, func(seed uint64, notes *simtest.Notes) { newSimulation(seed, notes).run() })
 }
 
-// TestSimulationFindsPlantedFaults has the stores do what makes the protocol wrong.
+// TestSimulationFindsPlantedFaults plants faults in the stores that break the protocol. Some seed has to fail.
 func TestSimulationFindsPlantedFaults(t *testing.T) {
 	for name, plant := range plantedFaults {
 		t.Run(name, func(t *testing.T) {
@@ -34,7 +34,7 @@ func TestSimulationFindsPlantedFaults(t *testing.T) {
 			})
 			t.Logf("%d of %d seeds found it", found, n)
 			if found == 0 {
-				t.Error("no seed found it")
+				t.Error("no seed failed with the planted fault")
 			}
 		})
 	}
@@ -51,25 +51,25 @@ var plantedFaults = map[string]func(*stores){
 const (
 	simProcesses  = 3
 	simPartitions = 2
-	simFaults     = 16               // one after another, and as number 16 what gets lost all the time
+	simFaults     = 16               // one after another; as number 16 count the losses that happen all the time
 	simRest       = 10 * time.Second // without faults, at the end
 )
 
 type simulation struct {
 	*simtest.Notes
 	seed   uint64
-	rand   *simtest.Dice // of the present fault, so that a replay may leave out others
+	rand   *simtest.Dice // of the present fault, so that a replay may leave out other faults
 	stores *stores
 	stray  sync.WaitGroup
 
 	mu        sync.Mutex // guards the fields below
 	rolled    map[string]*simtest.Dice
-	lost      float64 // of calls, and of their answers
+	lost      float64 // share of the calls, and of the answers, that get lost
 	slow      time.Duration
 	processes []*process
 	made      int
-	route     [simPartitions]int // index in processes: who should own the partition
-	isOver    bool               // owners do nothing any more
+	route     [simPartitions]int // index in processes of the one that should own the partition
+	isOver    bool               // owners make no more changes
 }
 
 func newSimulation(seed uint64, notes *simtest.Notes) *simulation {
@@ -79,6 +79,7 @@ func newSimulation(seed uint64, notes *simtest.Notes) *simulation {
 		rand:   simtest.NewDice(seed, "faults"),
 		rolled: map[string]*simtest.Dice{},
 	}
+
 	s.stores = newStores(notes, s.rand)
 	lost := 0.05 * float64(s.rand.Below(3))
 	if s.Makes(simFaults) {
@@ -103,7 +104,7 @@ func (s *simulation) dice(name string) *simtest.Dice {
 	return d
 }
 
-// network returns which part of the calls gets lost, and how slow the durable store is.
+// network returns the share of calls that get lost, and how slow the durable store is.
 func (s *simulation) network() (lost float64, slow time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,9 +123,11 @@ func (s *simulation) run() {
 	for i := range simProcesses {
 		s.processes = append(s.processes, s.newProcess(i))
 	}
+
 	for id := range simPartitions {
 		s.move(id, s.rand.Below(simProcesses))
 	}
+
 	for _, p := range s.processes {
 		p.begin()
 	}
@@ -145,10 +148,11 @@ func (s *simulation) run() {
 	for _, p := range s.processes {
 		p.kill()
 	}
+
 	s.stray.Wait()
 }
 
-// endTurns has owners change nothing any more.
+// endTurns makes owners stop their changes.
 func (s *simulation) endTurns() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,7 +178,7 @@ func (s *simulation) newProcess(slot int) *process {
 	return p
 }
 
-// move has a process own a partition soon.
+// move makes a process own a partition soon.
 func (s *simulation) move(id, to int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,21 +197,25 @@ func (s *simulation) fault() {
 		s.Fault("%s is killed", p.name)
 		p.kill()
 		s.replace(i)
+
 	case 2:
 		s.Fault("%s ends", p.name)
 		p.end()
 		s.replace(i)
+
 	case 3:
 		s.Fault("%s stands still, and loses its partitions", p.name)
 		p.Suspend()
 		s.moveAll(i)
 		time.Sleep(s.rand.UpTo(3 * time.Second))
 		p.Resume()
+
 	case 4:
 		s.Fault("%s stands still", p.name)
 		p.Suspend()
 		time.Sleep(s.rand.UpTo(2 * time.Second))
 		p.Resume()
+
 	case 5, 6:
 		s.Fault("partition %d goes to %s", id, p.name)
 		s.move(id, i)
@@ -216,17 +224,20 @@ func (s *simulation) fault() {
 		s.Fault("the fast store loses everything: %v", lost)
 		time.Sleep(s.rand.UpTo(time.Second))
 		s.stores.set(&s.stores.fastAway, false)
+
 	case 9:
 		s.Fault("the fast store is away")
 		s.stores.set(&s.stores.fastAway, true)
 		time.Sleep(s.rand.UpTo(2 * time.Second))
 		s.stores.set(&s.stores.fastAway, false)
+
 	case 10:
 		s.Fault("the durable store is away")
 		s.stores.set(&s.stores.durableAway, true)
 		s.move(id, i)
 		time.Sleep(s.rand.UpTo(3 * time.Second))
 		s.stores.set(&s.stores.durableAway, false)
+
 	case 11:
 		s.Fault("the durable store is slow")
 		s.setSlow(s.rand.UpTo(time.Second))
@@ -234,6 +245,7 @@ func (s *simulation) fault() {
 			s.move(id, s.rand.Below(simProcesses))
 			time.Sleep(s.rand.UpTo(time.Second))
 		}
+
 		s.setSlow(0)
 	}
 
@@ -249,7 +261,7 @@ func (s *simulation) setSlow(slow time.Duration) {
 	s.slow = slow
 }
 
-// replace begins another process in place of one that has ended. Somebody claims its partitions.
+// replace starts another process in place of one that has ended. Some process claims its partitions.
 func (s *simulation) replace(i int) {
 	p := s.newProcess(i)
 	s.mu.Lock()
@@ -265,7 +277,7 @@ func (s *simulation) replace(i int) {
 	}
 }
 
-// moveAll has others own the partitions of a process.
+// moveAll makes other processes own the partitions of a process.
 func (s *simulation) moveAll(from int) {
 	for id := range simPartitions {
 		if s.isRouted(s.processes[from], id) {
@@ -311,7 +323,7 @@ func (s *simulation) check() {
 	}
 }
 
-// process is one process with a tier, and an owner of each partition that it may come to own.
+// process is one process with a tier, and an owner of each partition that it may get.
 type process struct {
 	simtest.Host
 	name    string
@@ -329,7 +341,7 @@ func (p *process) begin() {
 	}
 }
 
-// kill ends the process as a crash does.
+// kill ends the process as a crash would.
 func (p *process) kill() {
 	p.of.stores.end(p)
 	p.of.stray.Go(func() {
@@ -339,7 +351,7 @@ func (p *process) kill() {
 	})
 }
 
-// end has the process give up its partitions and drain what is left. One that cannot do so soon is killed.
+// end makes the process give up its partitions and drain what is left. If that takes too long, the process is killed.
 func (p *process) end() {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
@@ -365,16 +377,16 @@ type partitionOwner struct {
 	*process
 	partition int
 
-	isAtWork   atomic.Bool // it owns the partition, or tries to
+	isAtWork   atomic.Bool // the process owns the partition, or tries to
 	isClaiming atomic.Bool
 	hasSent    atomic.Bool // the tier has sent the commit
 
 	turn          sync.Mutex // guards the fields below
-	epoch, number uint64     // epoch 0: it owns nothing
+	epoch, number uint64     // epoch 0: the partition is not owned
 	isKnown       bool
-	row           version // in memory, if it is known
-	rowFrom       uint64  // the commit that wrote it
-	losses        int     // of the fast store, before its last commit arrived
+	row           version // the row in memory, if isKnown
+	rowFrom       uint64  // number of the commit that wrote row
+	losses        int     // how many losses the fast store had had when the last commit arrived
 	hasEnded      bool
 }
 
@@ -439,7 +451,7 @@ func (o *partitionOwner) makeTurn(dice *simtest.Dice) bool {
 		o.own()
 	case o.epoch == 0:
 	case !isRouted && does < 10:
-		o.release() // the one that should own it has asked
+		o.release() // as asked by the process that should own the partition
 	case does < 12:
 		o.change(dice)
 	case does < 15:
@@ -463,7 +475,7 @@ type call struct {
 type callKind int
 
 const (
-	drains callKind = iota // or something else that no owner does
+	drains callKind = iota // or another call that is not an owner's
 	takesOver
 	turns // of an owner
 )
@@ -485,7 +497,7 @@ func (o *partitionOwner) context(kind callKind) context.Context {
 	return context.WithValue(context.Background(), callKey{}, call{who: who, kind: kind})
 }
 
-// committing is the context of a commit.
+// committing returns the context of a commit.
 func (o *partitionOwner) committing(c change) context.Context {
 	is := callOf(o.context(turns))
 	is.owner = o
@@ -526,7 +538,7 @@ func (o *partitionOwner) claim() (claim rows.Claim, ok bool) {
 	return claim, err == nil
 }
 
-// change judges a change on the row in memory, or reads it first.
+// change judges a change of the row in memory, or first reads the row.
 func (o *partitionOwner) change(dice *simtest.Dice) {
 	base := o.row
 	if !o.isKnown || dice.Chance(0.2) {
@@ -536,6 +548,7 @@ func (o *partitionOwner) change(dice *simtest.Dice) {
 		if found.Err != nil || !o.Alive() {
 			return
 		}
+
 		base = decodeVersion(found.Value)
 	}
 
@@ -558,11 +571,11 @@ func (o *partitionOwner) evict() {
 // change is a commit of an owner.
 type change struct {
 	after, number uint64
-	base, value   version // value without an epoch: it changes nothing
+	base, value   version // a value without an epoch changes nothing
 	heals         bool
 }
 
-// commit makes a commit, and repeats it until the outcome is known.
+// commit makes a commit, and repeats it until its outcome is known.
 func (o *partitionOwner) commit(c change) {
 	for attempt := 0; o.Alive() && o.epoch != 0; attempt++ {
 		commit := rows.Commit{
@@ -579,6 +592,7 @@ func (o *partitionOwner) commit(c change) {
 		if !o.Alive() {
 			return
 		}
+
 		o.of.Logf("%s commits to partition %d: %+v, %v", o.name, o.partition, c, err)
 
 		var fenced *rows.Fenced
@@ -593,14 +607,16 @@ func (o *partitionOwner) commit(c change) {
 			if isOver {
 				return
 			}
+
 			c = healed
+
 		case errors.Is(err, rows.ErrFull) && attempt == 0:
-			return // nothing was made
+			return // the commit was not made
 		case !c.heals && !o.of.isRouted(o.process, o.partition):
 			o.release()
 			return
 		default:
-			// A claim of before may arrive between two attempts.
+			// A former claim may arrive between two attempts.
 			if o.of.dice(fmt.Sprint(o.name, " late claims ", o.partition)).Chance(0.1) {
 				o.of.stores.claimLate(o.process, o.partition)
 			}
@@ -619,8 +635,8 @@ func (o *partitionOwner) land(c change) {
 	}
 }
 
-// heal claims the partition again after the store has refused a commit, and returns the commit to make next: what the
-// store may lack, or the same one if the outcome of the claim is not known.
+// heal claims the partition again after the store has refused a commit. It returns the commit to make next: what the
+// store may lack, or the same commit if the outcome of the claim is unknown.
 func (o *partitionOwner) heal(c change) (next change, isOver bool) {
 	claim, ok := o.claim()
 	switch {
@@ -645,7 +661,7 @@ func (o *partitionOwner) heal(c change) (next change, isOver bool) {
 	return next, false
 }
 
-// version of a row. The serial says which change it was.
+// version of a row. The serial says which change made it.
 type version struct {
 	epoch    uint64
 	sequence int
@@ -663,7 +679,7 @@ func (v version) less(other version) bool {
 
 func (v version) encode() []byte { return fmt.Appendf(nil, "%d %d %d", v.epoch, v.sequence, v.serial) }
 
-// decodeVersion is the inverse of encode. No value is no version.
+// decodeVersion is the inverse of encode. An empty value is the zero version.
 func decodeVersion(b []byte) (v version) {
 	_, _ = fmt.Sscan(string(b), &v.epoch, &v.sequence, &v.serial)
 
@@ -674,7 +690,7 @@ func addressOf(partition int) rows.Address {
 	return rows.Address{Partition: partition, Name: rows.Name{Collection: "c", Field: "f"}}
 }
 
-// isRow reports whether a row is that which owners change.
+// isRow reports whether a row is the one that owners change.
 func isRow(name rows.Name) bool { return name == addressOf(0).Name }
 
 // valueOf returns the row that a commit writes, if it does.

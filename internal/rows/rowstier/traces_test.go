@@ -14,10 +14,10 @@ import (
 	"headcount/internal/rows"
 )
 
-// The simulation records what it does to one partition in the actions of internal/models/behind.pml, and spin searches
-// a run of the model that does the same. So what is proved of the model is proved of what the product does.
+// The simulation records what it does to one partition as actions of internal/models/behind.pml, and spin searches for
+// a run of the model that does the same. So what is proved of the model holds for the product.
 
-// An action is one of the model. The model says what belongs to each kind.
+// action is one action of the model. The model describes the fields that each kind has.
 type action struct {
 	kind       int
 	slot       int // of the process
@@ -26,13 +26,13 @@ type action struct {
 	after      uint64
 	number     uint64
 	value      version
-	isEvicted  bool // there is no value, because the row is evicted
+	isEvicted  bool // no value, because the row is evicted
 	to         uint64
 	token      string
 	isComplete bool
 	outcome    int
-	isOdd      bool // it has no effect on anybody if its answer is lost, so it is left out then
-	seen       bool // the answer is not lost
+	isOdd      bool // without its answer it has no effect, and is left out
+	seen       bool // the answer arrives
 }
 
 // Kinds of actions, as the model numbers them.
@@ -106,7 +106,7 @@ func outcomeOf(err error) int {
 	}
 }
 
-// recorder records the actions on a partition. A nil one records nothing. Its methods may be called from any
+// recorder records the actions on a partition. A nil recorder records nothing. Its methods may be called from any
 // goroutine.
 type recorder struct {
 	partition int
@@ -179,7 +179,7 @@ func (r *recorder) commitFast(p *process, kind callKind, c *rows.Commit, arrives
 		one.kind = checks
 		one.isOdd = true
 	default:
-		return nil // before the claim, which would only be in vain
+		return nil // before the claim: it has no effect
 	}
 
 	if row, writes := valueOf(c); writes {
@@ -233,7 +233,7 @@ func (r *recorder) end(p *process) {
 	}
 }
 
-// lose records that the fast store loses what it knows of a partition.
+// lose records that the fast store loses what it knows about a partition.
 func (r *recorder) lose(partition int) { r.add(nil, partition, action{kind: loses}) }
 
 // readFast records what is read of the partition in the fast store.
@@ -255,6 +255,7 @@ func (r *recorder) readFast(p *process, kind callKind, addresses []rows.Address,
 			one.value = decodeVersion(found[i].Value)
 		}
 	}
+
 	if one.kind == 0 {
 		return nil
 	}
@@ -276,6 +277,7 @@ func (r *recorder) readDurable(p *process, kind callKind, addresses []rows.Addre
 	if r == nil {
 		return nil
 	}
+
 	i := slices.IndexFunc(addresses, func(at rows.Address) bool { return at.Partition == r.partition })
 	if i < 0 {
 		return nil
@@ -358,7 +360,7 @@ func (r *recorder) drained(p *process, kind callKind, c *rows.Commit) {
 	}
 }
 
-// tracked tells the two probes of a drain apart, of which one comes before the claim of the durable store.
+// tracked distinguishes the two probes of a drain, one of which comes before the claim in the durable store.
 type tracked struct {
 	mu        sync.Mutex // guards the fields below
 	hasHeld   [rows.Partitions]bool
@@ -386,7 +388,7 @@ func (t *tracked) probes(commits []rows.Commit) {
 	}
 }
 
-// checks reports whether the probe that is on its way comes after the claim.
+// checks reports whether the probe under way comes after the claim.
 func (t *tracked) checks(partition int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -394,10 +396,10 @@ func (t *tracked) checks(partition int) bool {
 	return t.isChecked[partition]
 }
 
-// most is the greatest number of a commit that the model has, which has a set of them.
+// most is the greatest number of a commit in the model, which has a set of them.
 const most = 29
 
-// trace returns the actions, without those that nobody has learned of, up to the greatest number.
+// trace returns the actions up to the greatest number, without those whose effect no process has learned of.
 func (r *recorder) trace() []action {
 	var all []action
 	for _, one := range r.actions {
@@ -414,7 +416,7 @@ func (r *recorder) trace() []action {
 	return all
 }
 
-// text returns a trace as the model reads it.
+// text returns a trace in the form that the model reads.
 func text(trace []action) string {
 	epochs := []uint64{0}
 	tokens := []string{""}
@@ -427,6 +429,7 @@ func text(trace []action) string {
 			tokens = append(tokens, one.token)
 		}
 	}
+
 	slices.Sort(epochs)
 	epochs = slices.Compact(epochs)
 
@@ -467,7 +470,7 @@ func text(trace []action) string {
 	return b.String()
 }
 
-// record returns the trace of a simulation, of one of its partitions.
+// record runs a simulation, and returns the trace of one of its partitions.
 func record(t *testing.T, seed uint64, plant ...func(*stores)) []action {
 	t.Helper()
 	r := &recorder{partition: int(seed % simPartitions)}
@@ -483,7 +486,7 @@ func record(t *testing.T, seed uint64, plant ...func(*stores)) []action {
 	return r.trace()
 }
 
-// nameOf returns what an action is, as the test counts them.
+// nameOf returns the name under which the test counts an action.
 func nameOf(a action) string {
 	name := kinds[a.kind]
 	if a.outcome != 0 {
@@ -505,8 +508,8 @@ func nameOf(a action) string {
 	return name
 }
 
-// drainIn returns the index of a drain that is answered at once, from the middle of a trace on, or of the last one.
-// It is a first attempt: the answer to a second one says as much about the first.
+// drainIn returns the index of a drain that is answered at once, the first in the second half of a trace, or else the
+// last one. It is a first attempt: the answer to a repetition could belong to the first.
 func drainIn(trace []action) int {
 	last := 0
 	sent := map[uint64]bool{}
@@ -528,8 +531,8 @@ func drainIn(trace []action) int {
 	return last
 }
 
-// TestServerTracesOfTiers: what simulations do to a partition is a run of the model of a fast store in front of a
-// durable one.
+// TestServerTracesOfTiers: what simulations do to a partition is a possible run of the model of a fast store in front
+// of a durable one.
 func TestServerTracesOfTiers(t *testing.T) {
 	all := modeltest.Traces[action, *stores]{
 		Model: modeltest.New(t, "../../models/behind.pml"),
@@ -540,6 +543,7 @@ func TestServerTracesOfTiers(t *testing.T) {
 		Name: nameOf,
 		Pair: drainIn,
 	}
+
 	all.Follow(t, 100, []string{
 		"claim", "claim, unanswered", "claim renewed", "claim refused",
 		"commit: made", "commit: fenced", "commit: does not arrive", "commit is answered",
@@ -550,5 +554,6 @@ func TestServerTracesOfTiers(t *testing.T) {
 		"overtaken before a drain", "hold", "hold renewed", "hold refused", "hold, unanswered",
 		"check of a drain: made", "rival", "drain is sent", "drain: made", "drain: fenced", "drain is answered",
 	})
+
 	all.Refuse(t, plantedFaults)
 }
