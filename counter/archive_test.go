@@ -18,12 +18,12 @@ var archived = &counter.Rule{Match: "u:*", Kind: counter.Unique, Resolutions: []
 	{Step: time.Minute, Kept: 6 * time.Hour}, {Step: time.Hour, Kept: 30 * 24 * time.Hour},
 }}
 
-// counting counts the records that are read from a store.
+// counting is a store that counts the records that are read.
 type counting struct {
 	counter.Store
 	records int
-	stale   bool  // a region is silent
-	late    int64 // a time bucket that a member comes to late; 0: none
+	stale   bool  // as while a region is silent
+	late    int64 // number of a time bucket that gets a late member; 0: none
 }
 
 func (c *counting) History(
@@ -57,7 +57,7 @@ func change(t rapid.TB, s counter.Store, c counter.Change) {
 	}
 }
 
-// direct answers from the store, without anything that an archive remembers.
+// direct answers from the store, without an archive.
 func direct(t rapid.TB, s counter.Store, key string, q counter.Question) counter.Answer {
 	t.Helper()
 	_, gains, err := s.History(context.Background(), key, q.Step, q.From, q.To)
@@ -75,14 +75,14 @@ func ask(t rapid.TB, a *counter.Archive, key string, q counter.Question) counter
 	t.Helper()
 	out, is, err := a.Ask(context.Background(), archived, key, q)
 	if err != nil || is.Key != key {
-		t.Fatalf("%+v, %v", is, err)
+		t.Fatalf("the archive answers %+v, %v; want the counter %q", is, err, key)
 	}
 
 	return out
 }
 
-// TestArchive: an archive answers any question in any order as the store does, while members come, counters are deleted
-// and regions are silent.
+// TestArchive: an archive answers any question as the store does, in any order, while members come, counters are
+// deleted and regions are silent.
 func TestArchive(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(*testing.T) {
@@ -175,7 +175,7 @@ func TestArchiveForgets(t *testing.T) {
 					seen += n
 				}
 				if err != nil || got.Total != total || q.Points > 0 && seen != total || is.Stale != store.stale {
-					t.Errorf("%s: %+v of %+v, %v, want %d", what, got, is, err, total)
+					t.Errorf("%s: the archive answers %+v of %+v, %v; want the total %d", what, got, is, err, total)
 				}
 			}
 		}
@@ -193,8 +193,8 @@ func TestArchiveForgets(t *testing.T) {
 	})
 }
 
-// TestArchiveReadsLittle: after the first question, no answer reads more than about 200 records, however long the asked
-// time is. A late member is seen an hour later.
+// TestArchiveReadsLittle: after the first question no answer reads more than about 200 records, however long the time
+// in question is. A late member is included after an hour at most.
 func TestArchiveReadsLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		now := time.Now
@@ -239,7 +239,7 @@ func TestArchiveReadsLittle(t *testing.T) {
 				store.records = 0
 				got, _, err := archive.Ask(t.Context(), rule, "u:1", q)
 				if err != nil || store.records > most {
-					t.Errorf("%s: %d records were read, want at most %d, %v", what, store.records, most, err)
+					t.Errorf("%s: %d records were read, want %d at most; %v", what, store.records, most, err)
 				}
 				want := direct(t, store, "u:1", q)
 				if got.Total != want.Total || !slices.Equal(got.Values, want.Values) {
@@ -253,11 +253,11 @@ func TestArchiveReadsLittle(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		// A member comes late to an hour that the archive has read long ago.
+		// A late member is added to an hour that the archive has read long before.
 		store.late = now().Add(-50*day).Unix() / 3600
 		time.Sleep(time.Hour + time.Second)
 		if got, _, err := archive.Ask(t.Context(), rule, "u:1", window); err != nil || got.Total != before.Total+1 {
-			t.Errorf("%d, %v, want %d and the late member", got.Total, err, before.Total)
+			t.Errorf("the total is %d, %v; want %d and the late member", got.Total, err, before.Total)
 		}
 	})
 }

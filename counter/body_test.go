@@ -22,12 +22,13 @@ var testRules = func() *Rules {
 	return r
 }()
 
+// The body of an increment has a whole number from 1 to MaxDelta, or none, which is 1.
 func TestParseStep(t *testing.T) {
 	rule := testRules.Find("views:1")
 	for body, want := range map[string]int64{
 		"": 1, " \n": 1, "{}": 1, `{"delta":5}`: 5, ` { "delta" : 1000000000000 } `: 1e12, `{"dimensions":{}}`: 1,
 		`{"dimensions":{"country":"de","os":"\u00fc \\ \""},"delta":2}`: 2,
-		// what is refused
+		// refused bodies
 		`{"delta":0}`: 0, `{"delta":-1}`: 0, `{"delta":1000000000001}`: 0, `{"delta":1.5}`: 0, `{"delta":1e3}`: 0,
 		`{"delta":"5"}`: 0, `{"delta":null}`: 0,
 		`{"delta":true}`: 0, `{"delta":01}`: 0, `{"delta":+1}`: 0, `{"delta":-}`: 0, `{"delta":0x1}`: 0,
@@ -41,7 +42,7 @@ func TestParseStep(t *testing.T) {
 		"{\"dimensions\":{\"country\":\"a\nb\"}}":                       0, `{"dimensions":{"country":"\x"}}`: 0,
 		`{"Delta":5}`: 0,
 	} {
-		// A decrement has the same body, with the sign turned.
+		// A decrement has the same body, and changes by the negative number.
 		for _, down := range []bool{false, true} {
 			sign := int64(1)
 			if down {
@@ -65,10 +66,11 @@ func TestParseStep(t *testing.T) {
 
 	c, err := ParseStep([]byte(`{"dimensions":{"country":"de","os":"\u00fc \\ \""}}`), "views:1", rule, false)
 	if want := []Dimension{{"country", "de"}, {"os", `ü \ "`}}; err != nil || !reflect.DeepEqual(c.Dimensions, want) {
-		t.Errorf("%+v, %v", c.Dimensions, err)
+		t.Errorf("the dimensions are %+v, %v; want %+v", c.Dimensions, err, want)
 	}
 }
 
+// A batch has changes of counters with rules. A malformed batch is refused as a whole.
 func TestParseBatch(t *testing.T) {
 	many := func(n int) string {
 		return `{"changes":[` + strings.TrimSuffix(strings.Repeat(`{"key":"s:1"},`, n), ",") + `]}`
@@ -88,12 +90,12 @@ func TestParseBatch(t *testing.T) {
 	} {
 		changes, err := ParseBatch([]byte(body), testRules)
 		if len(changes) != n || (err == nil) != (n > 0) || err != nil && !errors.Is(err, ErrBody) {
-			t.Errorf("%.80s: %d changes, %v", body, len(changes), err)
+			t.Errorf("%.80s: %d changes, %v; want %d, or ErrBody for 0", body, len(changes), err, n)
 		}
 
 		for _, c := range changes {
 			if c.Rule == nil || c.Verb != Add || c.Delta == 0 {
-				t.Errorf("%.80s: %+v", body, c)
+				t.Errorf("%.80s: the change is %+v, want a rule and a delta", body, c)
 			}
 		}
 	}
@@ -120,12 +122,12 @@ func TestParseMembers(t *testing.T) {
 		c, err := ParseMembers([]byte(body), "m:1", &Rule{Kind: Members})
 		if len(c.Join) != want[0] || len(c.Leave) != want[1] || (err == nil) != (want != [2]int{}) || err != nil &&
 			!errors.Is(err, ErrBody) {
-			t.Errorf("%.80s: %d, %d, %v", body, len(c.Join), len(c.Leave), err)
+			t.Errorf("%.80s: %d join, %d leave, %v", body, len(c.Join), len(c.Leave), err)
 		}
 	}
 
 	if _, err := ParseMembers([]byte(`{"remove":["a"]}`), "u:1", testRules.Find("u:1")); !errors.Is(err, ErrBody) {
-		t.Errorf("removed from a unique: %v", err)
+		t.Errorf("a removal from a unique counter: %v, want ErrBody", err)
 	}
 }
 
@@ -147,7 +149,7 @@ func TestParseCorrections(t *testing.T) {
 		c, err := ParseAdjust([]byte(body), "s:1", testRules.Find("s:1"))
 		if (err == nil) != ok || err != nil && !errors.Is(err, ErrBody) || ok &&
 			(c.Delta == 0 || c.Reason == "" || c.By != "b" || c.Verb != Adjust) {
-			t.Errorf("adjust %.80s: %+v, %v", body, c, err)
+			t.Errorf("adjust %.80s: %+v, %v; want it accepted: %t", body, c, err, ok)
 		}
 	}
 
@@ -157,12 +159,12 @@ func TestParseCorrections(t *testing.T) {
 	} {
 		c, err := ParseReset([]byte(body), "s:1", testRules.Find("s:1"))
 		if (err == nil) != ok || ok && (c.Verb != Reset || c.Reason != "r" || c.By != "b") {
-			t.Errorf("reset %s: %+v, %v", body, c, err)
+			t.Errorf("reset %s: %+v, %v; want it accepted: %t", body, c, err, ok)
 		}
 	}
 }
 
-// FuzzBodies: encoding/json accepts every body that we accept, and understands the same.
+// FuzzBodies: encoding/json accepts every body that the parsers accept, and reads the same values.
 func FuzzBodies(f *testing.F) {
 	for _, s := range []string{
 		`{"delta":5,"dimensions":{"country":"de"}}`, `{"changes":[{"key":"s:1","delta":-1}]}`,
@@ -187,10 +189,10 @@ func FuzzBodies(f *testing.F) {
 		read := func() {
 			t.Helper()
 			if !json.Valid(body) {
-				t.Fatalf("took %q, which is no JSON", body)
+				t.Fatalf("accepted %q, which is not JSON", body)
 			}
 			if err := json.Unmarshal(body, &object); err != nil {
-				t.Fatalf("took %q: %v", body, err)
+				t.Fatalf("accepted %q, and encoding/json does not: %v", body, err)
 			}
 		}
 
@@ -206,12 +208,12 @@ func FuzzBodies(f *testing.F) {
 			read()
 			if c.Delta != delta(object.Delta) || len(c.Dimensions) != len(object.Dimensions) || c.Delta < 1 ||
 				c.Delta > MaxDelta {
-				t.Fatalf("%q: %+v", body, c)
+				t.Fatalf("%q is parsed as %+v, unlike by encoding/json", body, c)
 			}
 
 			for _, d := range c.Dimensions {
 				if object.Dimensions[d.Name] != d.Value {
-					t.Fatalf("%q: %+v", body, c)
+					t.Fatalf("%q is parsed as %+v, with other dimensions than by encoding/json", body, c)
 				}
 			}
 		}
@@ -219,13 +221,13 @@ func FuzzBodies(f *testing.F) {
 		if changes, err := ParseBatch(body, testRules); err == nil {
 			read()
 			if len(changes) != len(object.Changes) {
-				t.Fatalf("%q: %+v", body, changes)
+				t.Fatalf("%q is parsed as %+v, with another number of changes than by encoding/json", body, changes)
 			}
 
 			for i, c := range changes {
 				if c.Key != object.Changes[i].Key || c.Delta != delta(object.Changes[i].Delta) ||
 					CheckKey(c.Key) != nil {
-					t.Fatalf("%q: %+v", body, changes)
+					t.Fatalf("%q is parsed as %+v, unlike by encoding/json", body, changes)
 				}
 			}
 		}
@@ -234,7 +236,7 @@ func FuzzBodies(f *testing.F) {
 			read()
 			for _, m := range append(c.Join, c.Leave...) {
 				if CheckMember(m) != nil {
-					t.Fatalf("%q: %+v", body, c)
+					t.Fatalf("%q is parsed as %+v, with an invalid member", body, c)
 				}
 			}
 		}
@@ -242,7 +244,7 @@ func FuzzBodies(f *testing.F) {
 		if c, err := ParseAdjust(body, "s:1", rule); err == nil {
 			read()
 			if c.Reason != object.Reason || c.By != object.By || c.Delta != *object.Delta {
-				t.Fatalf("%q: %+v", body, c)
+				t.Fatalf("%q is parsed as %+v, unlike by encoding/json", body, c)
 			}
 		}
 
@@ -251,11 +253,12 @@ func FuzzBodies(f *testing.F) {
 		}
 
 		if _, err := ParseRules(body); err != nil && strings.Contains(err.Error(), "\n") {
-			t.Fatalf("%q: more than a line: %q", body, err)
+			t.Fatalf("%q: the error has more than one line: %q", body, err)
 		}
 	})
 }
 
+// The first rule whose match fits a key applies, and what a rule leaves out has its default.
 func TestRules(t *testing.T) {
 	r := BuiltinRules()
 	for key, want := range map[string]string{
@@ -271,36 +274,37 @@ func TestRules(t *testing.T) {
 	if !reflect.DeepEqual(views.Resolutions, []Resolution{
 		{time.Minute, 24 * time.Hour}, {time.Hour, 90 * 24 * time.Hour},
 	}) || !views.Top || !views.Allows(PublicRead) || views.Allows(PublicIncrement) || views.MaxAge != 5*time.Second {
-		t.Errorf("%+v", views)
+		t.Errorf("the rule of views is %+v", views)
 	}
 
 	if *stock.Floor != 0 || stock.Ceiling != nil || stock.Ledger != 2160*time.Hour || r.Of("nothing") != nil {
-		t.Errorf("%+v", stock)
+		t.Errorf("the rule of stock is %+v", stock)
 	}
 
 	if len(r.All()) != 6 || !r.Of("votes:*").Allows(PublicRead|PublicIncrement) || r.Of("votes:*").Max != DefaultMax ||
 		r.Of("views:*").Max != 0 || r.Of("*").Public != 0 || !r.Of("likes:*").Allows(PublicMember) {
-		t.Errorf("%+v", r.All())
+		t.Errorf("the rules are %+v", r.All())
 	}
 
 	// The first rule that fits applies, and without rules no counter exists.
 	first, err := ParseRules([]byte(`{"rules":[{"match":"a*","kind":"sum"},{"match":"ab","kind":"exact"}]}`))
 	if err != nil || first.Find("ab").Kind != Sum {
-		t.Errorf("the first rule that fits holds: %+v, %v", first, err)
+		t.Errorf("the rules are %+v, %v; want the first that fits, a sum", first, err)
 	}
 
 	if none, err := ParseRules([]byte(`{"rules":[]}`)); err != nil || none.Find("a") != nil {
-		t.Errorf("%+v, %v", none, err)
+		t.Errorf("without rules: %+v, %v; want that no key has one", none, err)
 	}
 
 	some, err := ParseRules([]byte(`{"rules":[{"match":"a","kind":"exact","floor":-5,"ceiling":9,"ledger":0,` +
 		`"stale":"0s"},{"match":"b*","kind":"exact","ledger":"1d12h"}]}`))
 	if err != nil || some.Find("ab") != nil || some.Find("a").Ledger != 0 || some.Find("a").MaxAge != 0 ||
 		*some.Find("a").Ceiling != 9 || some.Find("bb").Ledger != 36*time.Hour {
-		t.Errorf("%+v, %v", some, err)
+		t.Errorf("the rules are %+v, %v", some, err)
 	}
 }
 
+// TestInvalidRules: rules that cannot work are refused in one line, which says what to write.
 func TestInvalidRules(t *testing.T) {
 	one := func(rule string) string { return `{"rules":[{"match":"ok","kind":"sum"},{` + rule + `}]}` }
 	for text, wants := range map[string][]string{
@@ -363,7 +367,7 @@ func TestInvalidRules(t *testing.T) {
 	} {
 		_, err := ParseRules([]byte(text))
 		if !errors.Is(err, ErrRule) || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%s: %v", text, err)
+			t.Errorf("%s: %v, want ErrRule in one line", text, err)
 			continue
 		}
 
@@ -381,7 +385,7 @@ func TestParseDuration(t *testing.T) {
 		"2160h": 2160 * time.Hour, "0d": 0,
 	} {
 		if got, err := ParseDuration(text); err != nil || got != want {
-			t.Errorf("%q: %s, %v", text, got, err)
+			t.Errorf("%q is %s, %v; want %s", text, got, err, want)
 		}
 	}
 
@@ -389,7 +393,7 @@ func TestParseDuration(t *testing.T) {
 		"", "d", "5", "-5s", "1d-1h", "1.5d", "99999999d", "1dd", "1d 1h", "+1d", "9999999h99999999999h",
 	} {
 		if got, err := ParseDuration(text); err == nil {
-			t.Errorf("%q: %s", text, got)
+			t.Errorf("%q is parsed as %s, want an error", text, got)
 		}
 	}
 }
@@ -400,7 +404,7 @@ func TestKeysAndMatches(t *testing.T) {
 		"..": false, "a\n": false, strings.Repeat("ü", 128): true, strings.Repeat("ü", 129): false, "\xff": false,
 	} {
 		if err := CheckKey(key); (err == nil) != ok || err != nil && !errors.Is(err, ErrKey) {
-			t.Errorf("%q: %v", key, err)
+			t.Errorf("the key %q: %v; want it accepted: %t", key, err, ok)
 		}
 	}
 
@@ -409,7 +413,7 @@ func TestKeysAndMatches(t *testing.T) {
 		strings.Repeat("x", 127) + "*": true, strings.Repeat("x", 128) + "*": false,
 	} {
 		if err := CheckMatch(match); (err == nil) != ok || err != nil && !errors.Is(err, ErrMatch) {
-			t.Errorf("%q: %v", match, err)
+			t.Errorf("the match %q: %v; want it accepted: %t", match, err, ok)
 		}
 	}
 }
@@ -428,19 +432,20 @@ func TestAnyRuleOfAPrefix(t *testing.T) {
 
 	rules = rules.For([]presence.Site{shop})
 
-	// A prefix is exact if every counter below it could be.
+	// A prefix counts as exact if a counter below it may be exact.
 	for prefix, want := range map[string]bool{
 		"": true, "a:": false, "a:b:": false, "c": true, "c:d": true, "c:d:": false, "c:e": false, "d": true,
 		"d1": true, "e": false,
 	} {
 		for _, site := range []presence.Site{presence.DefaultSite, shop} {
 			if got := rules.AnyExact(site.Qualify(prefix)); got != want {
-				t.Errorf("%q of site %q: %v", prefix, site, got)
+				t.Errorf("AnyExact(%q) of site %q is %v, want %v", prefix, site, got, want)
 			}
 		}
 	}
 }
 
+// TestOutsideForm pins the JSON of counters and ledgers.
 func TestOutsideForm(t *testing.T) {
 	at := time.Date(2030, 10, 10, 12, 11, 42, 5e8, time.UTC)
 	for _, tc := range []struct {
@@ -473,7 +478,7 @@ func TestOutsideForm(t *testing.T) {
 		}
 	}
 
-	// A ledger has its reasons as text, whatever characters they contain.
+	// The reasons in a ledger may contain any characters.
 	l := Ledger{
 		Entries: []Entry{
 			{

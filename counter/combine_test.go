@@ -24,7 +24,7 @@ func add(rule *counter.Rule, key string, delta int64) counter.Op {
 	return counter.Op{Changes: []counter.Change{{Key: key, Rule: rule, Verb: counter.Add, Delta: delta}}}
 }
 
-// gate is a Writer in front of a store in memory. While it is shut, writes wait.
+// gate is a Writer in front of a store in memory. While the gate is shut, writes wait.
 type gate struct {
 	counter.Store
 	mu     sync.Mutex
@@ -65,7 +65,7 @@ func (g *gate) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return g.Store.Apply(ctx, ops)
 }
 
-// gather starts the first operation, makes the others wait for it, and then lets all go on.
+// gather starts the first operation, makes the others wait for it, and then lets all of them go on.
 func gather(t *testing.T, g *gate, c *counter.Combiner, first counter.Op, others ...counter.Op) []counter.Result {
 	t.Helper()
 	shut := make(chan struct{})
@@ -106,7 +106,7 @@ func start(t *testing.T, cfg counter.CombinerConfig) (*gate, *counter.Combiner) 
 	return g, c
 }
 
-// While a write of exact counters is under way, other counters do not wait for it.
+// Other counters do not wait for a write of exact counters.
 func TestExactCountersApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{SeparateExact: true})
@@ -115,21 +115,23 @@ func TestExactCountersApart(t *testing.T) {
 		two := counter.Op{Changes: append(add(exact, "e:2", 1).Changes, add(exact, "e:1", 1).Changes...)}
 		for i, r := range gather(t, g, c, add(exact, "e:1", 1), add(sum, "s:1", 1), two, add(exact, "e:2", 1)) {
 			if r.Err != nil {
-				t.Errorf("%d: %v", i, r.Err)
+				t.Errorf("operation %d: %v", i, r.Err)
 			}
 		}
 
 		if len(g.writes) != 3 || len(g.writes[1]) != 1 || g.writes[1][0].Changes[0].Key != "s:1" ||
 			len(g.writes[2]) != 2 {
-			t.Errorf("%+v", g.writes)
+			t.Errorf("the writes are %+v", g.writes)
 		}
 
 		if s, e := value(t, g, "s:1"), value(t, g, "e:1"); s != 1 || e != 2 {
-			t.Errorf("%d and %d", s, e)
+			t.Errorf("the counters are %d and %d, want 1 and 2", s, e)
 		}
 	})
 }
 
+// Operations that arrive during a write are written together. Changes of a sum are merged, and each caller gets its own
+// answer.
 func TestWhatComesDuringAWriteGoesAsOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{})
@@ -138,35 +140,36 @@ func TestWhatComesDuringAWriteGoesAsOne(t *testing.T) {
 			add(exact, "e:1", 1), add(sum, "s:1", 4))
 
 		if len(g.writes) != 2 || len(g.writes[1]) != 5 {
-			t.Fatalf("%d writes, the second %+v", len(g.writes), g.writes[1])
+			t.Fatalf("%d writes, want 2, and the second is %+v, want 5 operations", len(g.writes), g.writes[1])
 		}
 
 		// Changes of a sum are merged, and changes of an exact counter are not, since each has an entry.
 		if ch := g.writes[1][0].Changes[0]; ch.Delta != 9 || ch.Merged != 3 {
-			t.Errorf("merged %+v, want 3 of 9", ch)
+			t.Errorf("the merged change is %+v, want 3 changes that add up to 9", ch)
 		}
 
 		for i, r := range results {
 			if r.Err != nil {
-				t.Errorf("%d: %v", i, r.Err)
+				t.Errorf("operation %d: %v", i, r.Err)
 			}
 		}
 		for i, least := range []int64{1, 3, 6, 7, 5, 1, 2, 9} { // each answer has at least the caller's own change
 			if got := results[i].Counters[0].Value; got < least && i != 4 ||
 				results[i].Counters[0].Version.Sequence == 0 {
-				t.Errorf("%d: %+v", i, results[i])
+				t.Errorf("operation %d is answered with %+v, want at least %d", i, results[i], least)
 			}
 		}
 
 		if got := value(t, g, "s:1"); got != 9 {
-			t.Errorf("s:1 is %d", got)
+			t.Errorf("s:1 is %d, want 9", got)
 		}
 		if l, err := g.Ledger(t.Context(), "e:1", 0, 10); err != nil || len(l.Entries) != 2 {
-			t.Errorf("%+v, %v: one entry each", l, err)
+			t.Errorf("the ledger is %+v, %v; want an entry for each change", l, err)
 		}
 	})
 }
 
+// Changes are not merged over one that cannot be merged: their order stays.
 func TestOrderIsKeptAroundWhatCannotBeMerged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{})
@@ -178,11 +181,12 @@ func TestOrderIsKeptAroundWhatCannotBeMerged(t *testing.T) {
 			add(sum, "s:1", 2))
 
 		if got := value(t, g, "s:1"); got != 4 || len(g.writes[1]) != 3 {
-			t.Errorf("s:1 is %d after %+v", got, g.writes[1])
+			t.Errorf("s:1 is %d after %+v, want 4 after 3 operations", got, g.writes[1])
 		}
 	})
 }
 
+// If a merged change is refused, its parts are made one by one, so that each caller gets its own answer.
 func TestAMergedChangeThatIsRefusedIsMadeOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{})
@@ -194,24 +198,25 @@ func TestAMergedChangeThatIsRefusedIsMadeOneByOne(t *testing.T) {
 
 		for i, want := range []error{nil, nil, counter.ErrOverflow, nil, nil} {
 			if !errors.Is(results[i].Err, want) {
-				t.Errorf("%d: %+v, want %v", i, results[i], want)
+				t.Errorf("operation %d: %+v, want %v", i, results[i], want)
 			}
 		}
 
 		if got := value(t, g, "s:1"); got != math.MaxInt64 {
-			t.Errorf("s:1 is %d", got)
+			t.Errorf("s:1 is %d, want the greatest number", got)
 		}
 
 		// The counter was created as exact, before the rule said sum: each change is refused.
 		c.Do(t.Context(), add(exact, "s:3", 1))
 		for i, r := range gather(t, g, c, add(sum, "s:0", 1), add(sum, "s:3", 1), add(sum, "s:3", 1)) {
 			if errors.Is(r.Err, counter.ErrKind) != (i > 0) {
-				t.Errorf("%d: %+v", i, r)
+				t.Errorf("operation %d: %+v, want ErrKind: %t", i, r, i > 0)
 			}
 		}
 	})
 }
 
+// A queue is bounded. Operations beyond the bound are refused and not made.
 func TestQueueIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{QueueSize: 3})
@@ -221,21 +226,22 @@ func TestQueueIsBounded(t *testing.T) {
 		for i, r := range results {
 			busy := errors.Is(r.Err, counter.ErrBusy)
 			if busy != (i == 4) || busy && !errors.Is(r.Err, counter.ErrUnavailable) {
-				t.Errorf("%d: %v", i, r.Err)
+				t.Errorf("operation %d: %v", i, r.Err)
 			}
 		}
 
 		if got := value(t, g, "e:1"); got != 3 {
-			t.Errorf("e:1 is %d", got)
+			t.Errorf("e:1 is %d, want 3", got)
 		}
 
 		// The queue has room again.
 		if r := c.Do(t.Context(), add(exact, "e:1", 1)); r.Err != nil {
-			t.Errorf("after the rush: %v", r.Err)
+			t.Errorf("when the queue has room again: %v", r.Err)
 		}
 	})
 }
 
+// A write has a bounded number of changes.
 func TestWritesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{Batch: 2})
@@ -244,7 +250,7 @@ func TestWritesAreBounded(t *testing.T) {
 				add(exact, "e:3", 1).Changes),
 		}
 
-		// A batch is cut at two changes, but an operation is never divided.
+		// A write has two changes at most, but an operation is never divided.
 		gather(t, g, c, add(sum, "s:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), many,
 			add(exact, "e:1", 1))
 
@@ -253,7 +259,7 @@ func TestWritesAreBounded(t *testing.T) {
 			sizes = append(sizes, len(w))
 		}
 		if !slices.Equal(sizes, []int{1, 2, 1, 1, 1}) {
-			t.Errorf("writes of %v", sizes)
+			t.Errorf("the writes have %v operations", sizes)
 		}
 	})
 }
@@ -272,8 +278,8 @@ func (w *waiting) Apply(ctx context.Context, ops []counter.Op) []counter.Result 
 	return w.Store.Apply(ctx, ops)
 }
 
-// An operation without a queue delays no other operation. It is applied even when its caller has gone or the Combiner
-// closes, and the number of such operations is bounded like a queue.
+// An operation without a queue does not delay others. It is made even if its caller gives up or the Combiner closes,
+// and the number of such operations is bounded.
 func TestAnOperationWithoutAQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &waiting{countertest.InMemory(t, nil), make(chan struct{})}
@@ -286,14 +292,14 @@ func TestAnOperationWithoutAQueue(t *testing.T) {
 		for range 2 {
 			wg.Go(func() {
 				if r := c.Do(ctx, batch); !errors.Is(r.Err, counter.ErrUnavailable) {
-					t.Errorf("a caller that has gone got %+v", r)
+					t.Errorf("a caller that gave up got %+v, want ErrUnavailable", r)
 				}
 			})
 		}
 
 		synctest.Wait()
 		if r := c.Do(t.Context(), batch); !errors.Is(r.Err, counter.ErrBusy) {
-			t.Errorf("a third batch: %+v", r)
+			t.Errorf("a third batch: %+v, want ErrBusy", r)
 		}
 		if r := c.Do(t.Context(), add(exact, "e:1", 1)); r.Err != nil {
 			t.Errorf("a single change: %+v", r)
@@ -310,17 +316,18 @@ func TestAnOperationWithoutAQueue(t *testing.T) {
 
 		synctest.Wait()
 		if r := c.Do(t.Context(), batch); closed || !errors.Is(r.Err, counter.ErrUnavailable) {
-			t.Errorf("closed is %v while batches are under way, and then a batch is %+v", closed, r)
+			t.Errorf("Close returned while batches were under way: %v; afterwards a batch is answered %+v", closed, r)
 		}
 
 		close(w.may)
 		wg.Wait()
 		if got := value(t, w, "e:1"); got != 3 {
-			t.Errorf("e:1 is %d", got)
+			t.Errorf("e:1 is %d, want 3", got)
 		}
 	})
 }
 
+// A caller that gives up returns at once, and its accepted change is made.
 func TestACancelledCallerLeavesItsChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{})
@@ -332,24 +339,25 @@ func TestACancelledCallerLeavesItsChange(t *testing.T) {
 		for range 3 {
 			wg.Go(func() {
 				if r := c.Do(ctx, add(exact, "e:1", 1)); !errors.Is(r.Err, counter.ErrUnavailable) {
-					t.Errorf("%+v", r)
+					t.Errorf("the caller that gave up got %+v, want ErrUnavailable", r)
 				}
 			})
 			synctest.Wait()
 		}
 
-		// The callers return although the store has not answered.
+		// The callers return, though the store has not answered.
 		cancel()
 		wg.Wait()
 
 		close(shut)
 		c.Close()
 		if got := value(t, g, "e:1"); got != 3 {
-			t.Errorf("e:1 is %d, want 3: accepted changes are applied", got)
+			t.Errorf("e:1 is %d, want 3, since accepted changes are made", got)
 		}
 	})
 }
 
+// A call to a silent store is given up after the timeout.
 func TestASilentStoreIsGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{WriteTimeout: time.Second})
@@ -357,7 +365,7 @@ func TestASilentStoreIsGivenUp(t *testing.T) {
 		began := time.Now()
 		r := c.Do(t.Context(), add(sum, "s:1", 1))
 		if !errors.Is(r.Err, counter.ErrUnavailable) || time.Since(began) != time.Second {
-			t.Errorf("%+v after %s", r, time.Since(began))
+			t.Errorf("%+v after %s, want ErrUnavailable after 1s", r, time.Since(began))
 		}
 
 		g.mu.Lock()
@@ -365,12 +373,13 @@ func TestASilentStoreIsGivenUp(t *testing.T) {
 		g.mu.Unlock()
 		for i, r := range gather(t, g, c, add(sum, "s:1", 1), add(sum, "s:1", 1), add(sum, "s:1", 1)) {
 			if !errors.Is(r.Err, counter.ErrUnavailable) {
-				t.Errorf("%d: %+v", i, r)
+				t.Errorf("operation %d: %+v, want ErrUnavailable", i, r)
 			}
 		}
 	})
 }
 
+// Keys are divided among many queues, which write at the same time.
 func TestQueuesWriteInParallel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{Queues: 64})
@@ -384,9 +393,9 @@ func TestQueuesWriteInParallel(t *testing.T) {
 
 		synctest.Wait()
 
-		// Two hundred keys fall into nearly all of the queues.
+		// Two hundred keys use nearly all of the queues.
 		if n := len(g.writes); n < 32 || n > 64 {
-			t.Errorf("%d writes under way", n)
+			t.Errorf("%d writes are under way, want 32 to 64", n)
 		}
 
 		close(shut)
@@ -398,7 +407,7 @@ func TestCloseRefuses(t *testing.T) {
 	_, c := start(t, counter.CombinerConfig{})
 	c.Close()
 	if r := c.Do(t.Context(), add(sum, "s:1", 1)); !errors.Is(r.Err, counter.ErrUnavailable) {
-		t.Errorf("%+v", r)
+		t.Errorf("after Close an operation is answered %+v, want ErrUnavailable", r)
 	}
 }
 
@@ -459,8 +468,8 @@ func (s *slow) Writes() int {
 	return s.writes
 }
 
-// A key that changes often is written at the pace, and no caller waits much longer than the pace. A caller in an idle
-// queue does not wait.
+// A key that changes often is written at the pace, and no caller waits much longer than that. In an idle queue a caller
+// does not wait.
 func TestABusyQueueKeepsItsPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const takes, pace = 200 * time.Microsecond, 7 * time.Millisecond
@@ -503,7 +512,7 @@ func TestABusyQueueKeepsItsPace(t *testing.T) {
 		if d := took(); d != takes {
 			t.Errorf("a single change after the rush took %s, want %s", d, takes)
 		}
-		// Callers that wait for their answers are not held back until the pace ends.
+		// A caller that makes one change after another is not slowed down to the pace.
 		began = time.Now()
 		for range 64 {
 			wg.Go(func() {
@@ -514,7 +523,7 @@ func TestABusyQueueKeepsItsPace(t *testing.T) {
 		}
 		wg.Wait()
 		if d := time.Since(began); d > 100*(takes+3*time.Millisecond) {
-			t.Errorf("100 changes one after the other took %s", d)
+			t.Errorf("100 changes one after the other took %s, want %s at most", d, 100*(takes+3*time.Millisecond))
 		}
 
 		c.Close()

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestBadCopiesAreShortErrors: an import prints the error, so it must not repeat a whole line of the file.
+// TestBadCopiesAreShortErrors: an import prints the error, which must not repeat a whole line of the file.
 func TestBadCopiesAreShortErrors(t *testing.T) {
 	long := strings.Repeat("x", 45_000)
 	const good = `"kind":"sum","version":"1-1"`

@@ -19,6 +19,8 @@ var views = &Rule{
 	Resolutions: []Resolution{{time.Minute, 24 * time.Hour}, {time.Hour, 90 * 24 * time.Hour}},
 }
 
+// TestRanges: a range has the finest step that is kept for all of it, unless one is asked for, and begins and ends at
+// whole steps.
 func TestRanges(t *testing.T) {
 	at := func(text string) time.Time {
 		if text == "" {
@@ -37,7 +39,7 @@ func TestRanges(t *testing.T) {
 		from, to    string
 		step        time.Duration
 		bucket      time.Duration
-		first, last string // the first moment, and the one after the last
+		first, last string // the first moment, and the first after the last
 		points      int
 		fault       string
 	}{
@@ -126,10 +128,11 @@ func TestRanges(t *testing.T) {
 	}
 
 	if _, err := (&Rule{}).Range(time.Time{}, time.Time{}, 0, noon); !errors.Is(err, ErrHistory) {
-		t.Error(err)
+		t.Errorf("a rule without a history: %v, want ErrHistory", err)
 	}
 }
 
+// TestWindows: a window has the finest step that is kept for so long.
 func TestWindows(t *testing.T) {
 	for last, want := range map[time.Duration]struct {
 		step time.Duration
@@ -144,20 +147,22 @@ func TestWindows(t *testing.T) {
 		q, err := views.Window(last, noon)
 		from := time.Unix(q.From*int64(q.Step/time.Second), 0).UTC().Format(time.RFC3339)
 		if err != nil || q.Step != want.step || from != want.from {
-			t.Errorf("%s: %+v from %s, %v", last, q, from, err)
+			t.Errorf("the last %s is %+v from %s, %v; want the step %s from %s",
+				last, q, from, err, want.step, want.from)
 		}
 	}
 
 	_, err := views.Window(91*24*time.Hour, noon)
 	if !errors.Is(err, ErrTime) || !strings.Contains(err.Error(), "1m:1d, 1h:90d") {
-		t.Error(err)
+		t.Errorf("a window that is too long: %v, want ErrTime with what is kept", err)
 	}
 
 	if _, err := (&Rule{}).Window(time.Hour, noon); !errors.Is(err, ErrHistory) {
-		t.Error(err)
+		t.Errorf("a rule without a history: %v, want ErrHistory", err)
 	}
 }
 
+// TestPoints: the gains of several reads are added up into points and a total.
 func TestPoints(t *testing.T) {
 	q, err := views.Range(noon.Add(-12*time.Minute), noon, 5*time.Minute, noon)
 	if err != nil {
@@ -179,11 +184,12 @@ func TestPoints(t *testing.T) {
 	all.Add(gains[:3])
 	all.Add(gains[3:])
 	if got := string(all.Answer().AppendJSON(nil, "views:1")); got != want {
-		t.Errorf("%s\nwant %s", got, want)
+		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
 
-// TestPointsOfUniques: a point counts a member once, in however many of its steps, and so does the total.
+// TestPointsOfUniques: a point counts a member once, in however many steps of the point the member is. So does the
+// total.
 func TestPointsOfUniques(t *testing.T) {
 	q, err := views.Range(noon.Add(-12*time.Minute), noon, 5*time.Minute, noon)
 	if err != nil {
@@ -211,7 +217,7 @@ func TestPointsOfUniques(t *testing.T) {
 		all.Add(gains[:parts])
 		all.Add(gains[parts:])
 		if got := string(all.Answer().AppendJSON(nil, "u")); got != want {
-			t.Errorf("%s\nwant %s", got, want)
+			t.Errorf("got  %s\nwant %s", got, want)
 		}
 	}
 
@@ -223,7 +229,7 @@ func TestPointsOfUniques(t *testing.T) {
 	all := window.Tally()
 	all.Add(gains)
 	if got := all.Answer().Total; got != 6 {
-		t.Errorf("%d members, want 6", got)
+		t.Errorf("the total is %d members, want 6", got)
 	}
 }
 
@@ -251,13 +257,13 @@ func TestSlotsAreText(t *testing.T) {
 	}
 }
 
-// history is a Step that keeps the time buckets that are over.
+// history is a Step that keeps the time buckets that have ended.
 type history struct {
 	Tx
 	past []over
 }
 
-// over is a time bucket that is over, and how long it is kept.
+// over is a time bucket that has ended, and how long it is kept.
 type over struct {
 	Slot
 	Kept time.Duration
@@ -267,7 +273,7 @@ func (h *history) Past(_ string, s Slot, kept time.Duration) {
 	h.past = append(h.past, over{Slot: s, Kept: kept})
 }
 
-// TestSlots: gains go to the running time buckets, and from there to the history, also when the clock goes back or the
+// TestSlots: gains go to the running time buckets, and from there to the history, even if the clock goes back or the
 // rule changes.
 func TestSlots(t *testing.T) {
 	var h history

@@ -11,7 +11,7 @@ import (
 	"headcount/counter/limit"
 )
 
-// door is a Limiter that answers when may says so, and notes the sizes of batches.
+// door is a Limiter that answers when may permits it, and notes the sizes of batches.
 type door struct {
 	may chan struct{} // nil: always
 
@@ -48,7 +48,7 @@ func passes(key string, cost int64) limit.Request {
 	return limit.Request{Name: limit.Name{Key: key, Algorithm: limit.Log, Window: 1000}, Limit: 100, Cost: cost}
 }
 
-// Calls that arrive while others are with the store go together, and each gets its own answer.
+// Calls that arrive while others are with the store are sent together, and each gets its own answer.
 func TestLimitsGather(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &door{may: make(chan struct{})}
@@ -72,11 +72,12 @@ func TestLimitsGather(t *testing.T) {
 		l.Close()
 
 		if len(d.batches) != 3 || d.batches[0] != 1 || d.batches[1] != 5 || d.batches[2] != 2 {
-			t.Errorf("batches of %d", d.batches)
+			t.Errorf("the batches have %d calls, want 1, 5 and 2", d.batches)
 		}
 	})
 }
 
+// The queue of calls is bounded. A caller that gives up is answered at once.
 func TestLimitsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &door{may: make(chan struct{})}
@@ -100,7 +101,7 @@ func TestLimitsAreBounded(t *testing.T) {
 		// A caller that has gone is answered at once.
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		time.Sleep(time.Second) // by then the first write is over
+		time.Sleep(time.Second) // until the first write has ended
 		if _, err := l.Do(ctx, passes("k", 1)); !errors.Is(err, ErrUnavailable) {
 			t.Errorf("a caller that has gone: %v", err)
 		}
@@ -113,6 +114,7 @@ func TestLimitsAreBounded(t *testing.T) {
 	})
 }
 
+// A call that cannot pass at all is refused before it reaches the store.
 func TestLimitsCheck(t *testing.T) {
 	l := NewLimits(&door{}, CombinerConfig{Instant: true})
 	if _, err := l.Do(t.Context(), passes("k", 101)); !errors.Is(err, ErrOp) {
@@ -123,7 +125,7 @@ func TestLimitsCheck(t *testing.T) {
 	}
 }
 
-// A call is given up after LimitTimeout, which includes the wait for the calls before it.
+// A call is given up after LimitTimeout, in which the wait for earlier calls is included.
 func TestLimitsAreGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := NewLimits(&door{may: make(chan struct{})}, CombinerConfig{LimitTimeout: 250 * time.Millisecond})

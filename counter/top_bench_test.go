@@ -12,8 +12,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// BenchmarkTop asks for the keys that gained most, after a million keys have gained in the running minute, and with
-// lists of all steps of the last 90 days. It logs the memory of the tracker.
+// BenchmarkTop measures the question for the keys that gained most, when a million keys have gained in the running
+// minute, and with the lists of all steps of the last 90 days. It logs the memory of the tracker.
 func BenchmarkTop(b *testing.B) {
 	rules := counter.BuiltinRules()
 	rule := rules.Find("views:1")

@@ -24,7 +24,7 @@ var (
 	topRule = topRules.All()[0]
 )
 
-// tracked is a store whose changes are noted before they are answered.
+// tracked is a store whose changes are tracked before they are answered.
 type tracked struct {
 	*counter.TopTracker
 	store counter.Store
@@ -54,8 +54,8 @@ func gainUnder(t testing.TB, w counter.Writer, rule *counter.Rule, key string, n
 	}
 }
 
-// TestTop: every key that gained more than a thousandth is found, with its gain, among more keys than a summary can
-// hold: in the running minute, over closed minutes, in hours, and by a process that has just started.
+// TestTop: every key with more than a thousandth of all gains is found, with its exact gain, among more keys than a
+// summary can hold: in the running minute, over ended minutes, in hours, and by a process that has just started.
 func TestTop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := countertest.InMemory(t, nil)
@@ -65,7 +65,7 @@ func TestTop(t *testing.T) {
 		truth := map[string]int64{}
 		at := map[string]time.Time{}
 
-		// Among many keys with few gains, some gain more, and other ones in each minute.
+		// Among many keys with small gains some gain more, and in each minute others.
 		minute := func(round int) {
 			for range 6_000 {
 				key := fmt.Sprint("v:", rng.IntN(100_000))
@@ -112,7 +112,7 @@ func TestTop(t *testing.T) {
 			}
 
 			if !slices.IsSortedFunc(got, func(a, b counter.Gained) int { return int(b.Value - a.Value) }) {
-				t.Errorf("%s: %v", what, got)
+				t.Errorf("%s: the list %v is not in order", what, got)
 			}
 
 			few, err := tops.Top(t.Context(), topRule, last, 3)
@@ -133,7 +133,7 @@ func TestTop(t *testing.T) {
 
 		time.Sleep(10 * time.Second)
 		if marked, err := store.Marked(t.Context(), "v:*"); err != nil || len(marked) != 0 {
-			t.Errorf("%d steps are not closed, %v", len(marked), err)
+			t.Errorf("%d steps are not closed, want none; %v", len(marked), err)
 		}
 		check("all are closed", tops, 30*time.Minute)
 
@@ -150,7 +150,7 @@ func TestTop(t *testing.T) {
 		time.Sleep(2 * time.Hour)
 		check("in hours that are closed", tops, 24*time.Hour)
 		if got, err := tops.Top(t.Context(), topRule, time.Hour, 10); err != nil || len(got) != 0 {
-			t.Errorf("%v, %v: nothing was gained in the last hour", got, err)
+			t.Errorf("the list is %v, %v; want it empty, since nothing was gained in the last hour", got, err)
 		}
 
 		if r := tops.Apply(t.Context(), []counter.Op{
@@ -167,8 +167,8 @@ func TestTop(t *testing.T) {
 	})
 }
 
-// TestTopKeepsTheGreatest: a counter that gained a million early in a long step, and little or nothing afterwards,
-// leads the list as long as the window reaches back, however short the finest step is kept.
+// TestTopKeepsTheGreatest: a counter gains a million early in a long step, and later little or nothing. It leads the
+// list as long as the window includes that time, however short the finest step is kept.
 func TestTopKeepsTheGreatest(t *testing.T) {
 	for _, buckets := range []string{`"1s:10s","1m:1h"`, `"10s:10m","1h:30d"`, `"1s:10s","10s:1m","1m:1h"`} {
 		t.Run(buckets, func(t *testing.T) {
@@ -190,7 +190,7 @@ func TestTopKeepsTheGreatest(t *testing.T) {
 					gainUnder(t, tops, rule, "v:b", 1)
 					top, err := tops.Top(t.Context(), rule, 10*long.Step, 10)
 					if err != nil || len(top) != 2 || top[0] != (counter.Gained{Key: "v:a", Value: 1_000_000}) {
-						t.Fatalf("Top = %v, %v", top, err)
+						t.Fatalf("Top = %v, %v; want v:a first with 1,000,000", top, err)
 					}
 				}
 			})
@@ -198,7 +198,7 @@ func TestTopKeepsTheGreatest(t *testing.T) {
 	}
 }
 
-// topFaults is a store that may fail for top lists. It counts marks.
+// topFaults is a store whose calls for top lists may fail. It counts marks.
 type topFaults struct {
 	counter.Store
 	marks              atomic.Int64
@@ -223,8 +223,8 @@ func (s *topFaults) KeepTop(
 	return s.Store.KeepTop(ctx, match, step, list, kept, marks)
 }
 
-// TestTopMarks: an acknowledged change is marked, also by a replay. A counter is marked once per step, and few of many
-// counters with small gains are marked.
+// TestTopMarks: an acknowledged change is marked, even if the acknowledgement is a replay. A counter is marked once per
+// step, and of many counters with small gains only a few are.
 func TestTopMarks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &topFaults{Store: countertest.InMemory(t, nil)}
@@ -243,7 +243,7 @@ func TestTopMarks(t *testing.T) {
 			}
 		}
 
-		// A change whose mark failed is made, but not acknowledged; its repetition is marked.
+		// A change whose mark fails is made, but not acknowledged. Its repetition is marked.
 		op := counter.Op{
 			Changes: []counter.Change{
 				{Key: "v:a", Rule: topRule, Verb: counter.Add, Delta: 1000},
@@ -253,11 +253,11 @@ func TestTopMarks(t *testing.T) {
 		// Without its mark, a change must not be acknowledged.
 		store.noMarks.Store(true)
 		if r := tops.Apply(t.Context(), []counter.Op{op})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
-			t.Fatalf("a change whose counter cannot be marked is %+v", r)
+			t.Fatalf("a change whose counter cannot be marked is answered %+v, want ErrUnavailable", r)
 		}
 		store.noMarks.Store(false)
 		if r := other.Apply(t.Context(), []counter.Op{op})[0]; r.Err != nil || !r.Replay {
-			t.Fatalf("its repetition is %+v", r)
+			t.Fatalf("the repetition is answered %+v, want a replay", r)
 		}
 
 		expect(counter.Gained{Key: "v:a", Value: 1000})
@@ -267,7 +267,7 @@ func TestTopMarks(t *testing.T) {
 			gain(t, tops, "v:a", -1)
 			gainUnder(t, tops, topRules.All()[1], "w:1", 1)
 		}
-		if n := store.marks.Load(); n != 2 { // one of each process
+		if n := store.marks.Load(); n != 2 { // one by each process
 			t.Errorf("%d marks, want 2", n)
 		}
 
@@ -284,12 +284,12 @@ func TestTopMarks(t *testing.T) {
 
 		expect(counter.Gained{Key: "v:b", Value: 100_000}, counter.Gained{Key: "v:a", Value: 1001})
 		if n := store.marks.Load(); n != 4 {
-			t.Errorf("%d marks, want 4: the others gained less than a thousandth", n)
+			t.Errorf("%d marks, want 4, since the others gained less than a thousandth", n)
 		}
 	})
 }
 
-// TestTopMarksAgain: a mark that the store loses, for instance in a failover, is there again a minute later, however
+// TestTopMarksAgain: a mark that the store loses, for instance in a failover, is made again within a minute, however
 // long the step is.
 func TestTopMarksAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -306,7 +306,7 @@ func TestTopMarksAgain(t *testing.T) {
 
 		gainUnder(t, tops, rule, "v:a", 10)
 		marked, err := store.Marked(t.Context(), rule.Match)
-		for number, keys := range marked { // the store loses them
+		for number, keys := range marked { // the store loses the marks
 			none := counter.TopList{Number: number}
 			if err := store.KeepTop(t.Context(), rule.Match, 24*time.Hour, none, time.Hour, keys); err != nil {
 				t.Fatal(err)
@@ -323,7 +323,7 @@ func TestTopMarksAgain(t *testing.T) {
 	})
 }
 
-// TestTopIsClosedLate: lists that cannot be made for a while are in the answers as soon as they are made.
+// TestTopIsClosedLate: lists that could not be made for a while are in the answers as soon as they are made.
 func TestTopIsClosedLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &topFaults{Store: countertest.InMemory(t, nil)}
@@ -357,13 +357,13 @@ func TestTopIsClosedLate(t *testing.T) {
 		store.noKeeping.Store(false)
 		time.Sleep(2 * time.Minute)
 		if marked, err := store.Marked(t.Context(), "v:*"); err != nil || len(marked) != 0 {
-			t.Fatalf("%v is not closed, %v", marked, err)
+			t.Fatalf("the steps %v are not closed, want none; %v", marked, err)
 		}
 		expect()
 	})
 }
 
-// Every site has lists of its own, of the same rules.
+// Under the same rules every site has its own lists.
 func TestTopOfSites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shop := presence.SiteOf("shop")
@@ -378,7 +378,7 @@ func TestTopOfSites(t *testing.T) {
 			gainUnder(t, tops, rules.Find(of.key), of.key, of.n)
 		}
 
-		for minutes := range 3 { // the bucket is running, and then closed
+		for minutes := range 3 { // the time bucket is running, and later has ended
 			for site, want := range map[presence.Site][]counter.Gained{
 				presence.DefaultSite: {{Key: "v:2", Value: 2}, {Key: "v:1", Value: 1}},
 				shop:                 {{Key: shop.Qualify("v:3"), Value: 40}, {Key: shop.Qualify("v:1"), Value: 30}},
@@ -397,7 +397,7 @@ func TestTopOfSites(t *testing.T) {
 	})
 }
 
-// A site that nobody has named has the rules as they were written.
+// A site that the settings do not name has the rules as they are written.
 func TestRulesOfSites(t *testing.T) {
 	shop, other := presence.SiteOf("shop"), presence.SiteOf("other")
 	rules := counter.BuiltinRules().For([]presence.Site{shop})
@@ -406,24 +406,24 @@ func TestRulesOfSites(t *testing.T) {
 		for _, site := range []presence.Site{presence.DefaultSite, shop, other} {
 			rule := rules.Find(site.Qualify(key))
 			if rule == nil || rule.Written() != match || rule != rules.In(site).Find(key) {
-				t.Errorf("%q of %s has the rule %+v", key, site.Name(), rule)
+				t.Errorf("%q of the site %s has the rule %+v", key, site.Name(), rule)
 			}
 		}
 	}
 
 	if a, b := rules.Find("views:1"), rules.Find(shop.Qualify("views:1")); a == b || a.Match == b.Match {
-		t.Error("two sites have one rule, and so one list")
+		t.Error("two sites share a rule, and so a list")
 	}
 
 	if n := len(rules.All()); n != 2*len(counter.BuiltinRules().All()) {
-		t.Errorf("%d rules", n)
+		t.Errorf("there are %d rules, want those of both sites", n)
 	}
 }
 
 func TestTopRules(t *testing.T) {
 	for match, ok := range map[string]bool{"v:*": true, "w:*": false, "v:1": false, "*": false, "": false} {
 		if rule, err := topRules.TopRule(match); (err == nil) != ok || ok && rule != topRule {
-			t.Errorf("%q: %v, %v", match, rule, err)
+			t.Errorf("TopRule(%q) = %v, %v; want it accepted: %t", match, rule, err, ok)
 		}
 	}
 }

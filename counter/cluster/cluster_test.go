@@ -31,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m, pgtest.Stop, redistest.Stop) }
 
-// world is processes over one Redis.
+// world has some processes over one Redis.
 type world struct {
 	url  string
 	with func(*cluster.Config) // optional
@@ -55,7 +55,7 @@ type process struct {
 	dead     bool
 }
 
-// start starts a process and tells all of it.
+// start starts a process, and introduces it to all others.
 func (w *world) start(t testing.TB, roles ...string) *process {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -85,7 +85,7 @@ func (w *world) start(t testing.TB, roles ...string) *process {
 		t.Fatal(err)
 	}
 
-	// A store waits for the feed, and for owners that others have to know.
+	// Opening a store waits for the feed, and for owners that know each other.
 	p.wg.Go(p.accept)
 	w.all = append(w.all, p)
 	w.introduce()
@@ -99,7 +99,7 @@ func (w *world) start(t testing.TB, roles ...string) *process {
 	return p
 }
 
-// introduce tells all processes who lives.
+// introduce notifies all processes of all others.
 func (w *world) introduce() {
 	w.all = slices.DeleteFunc(w.all, func(p *process) bool { return p.dead })
 	var processes []presence.Process
@@ -136,15 +136,14 @@ func (p *process) accept() {
 	}
 }
 
-// end ends the process: as a shutdown does, or without a word. Then it writes nothing any more, and its connections
-// break.
+// end ends the process in order, or kills it. A killed process writes nothing more, and its connections break.
 func (p *process) end(t testing.TB, killed bool) {
 	t.Helper()
 	if p.dead {
 		return
 	}
 
-	// Without Redis and connections the rest of the end has no effect on others.
+	// Without Redis and connections the rest has no effect on other processes.
 	p.dead = true
 	if killed {
 		_ = p.redis.Close()
@@ -203,8 +202,8 @@ func (s impatient) Limit(ctx context.Context, calls []limit.Request) []counter.L
 	return s.Store.Limit(ctx, calls)
 }
 
-// instance is a store of one process, and perhaps of another one. A crash kills the process, and sometimes a server of
-// Redis as well. A cut kills all servers.
+// instance returns the store of one process, and perhaps of a peer. A crash kills the process, and sometimes a server
+// of Redis as well. A cut kills all servers.
 func (w *world) instance(t testing.TB, store, peer *process, servers []*redistest.Server) countertest.Instance {
 	is := countertest.Instance{Store: impatient{store.store}}
 	if peer != nil {
@@ -253,7 +252,7 @@ func TestServerContract(t *testing.T) {
 	})
 }
 
-// The store is that of a process that owns nothing, and its peer is the owner.
+// The tested store belongs to a process that owns nothing; its peer is the owner.
 func TestServerContractOfACaller(t *testing.T) {
 	server := redistest.Start(t, redistest.Durable...)
 	countertest.RunParts(t, countertest.Parts{
@@ -272,7 +271,7 @@ func TestServerContractOfACaller(t *testing.T) {
 	})
 }
 
-// Three owners, one of which is killed again and again, and a process that calls them.
+// There are three owners, one of which is killed again and again, and a process that calls them.
 func TestServerContractOfFour(t *testing.T) {
 	server := redistest.Start(t, redistest.Durable...)
 	countertest.RunParts(t, countertest.Parts{
@@ -303,8 +302,8 @@ func TestServerContractOnCluster(t *testing.T) {
 	})
 }
 
-// The counters of another release are neither read nor changed, and callers are told what to do. When they have been
-// carried over, they are served.
+// Counters of another release are neither read nor changed, and callers learn what to do. When they have been
+// converted, they are served.
 func TestServerAnotherReleaseIsRefused(t *testing.T) {
 	server := redistest.Single(t)
 	server.Do(t, "HSET", "hc:{c}:facts", "counters", "2", "format", "5")
@@ -320,8 +319,8 @@ func TestServerAnotherReleaseIsRefused(t *testing.T) {
 			return err
 		},
 	} {
-		// On a busy machine Redis may not have answered the question for the format yet.
-		testkit.Eventually(t, what+" is refused with what to do", func() bool {
+		// On a busy machine Redis may not have answered yet which format it has.
+		testkit.Eventually(t, what+" is refused with advice", func() bool {
 			err := call()
 			if !errors.Is(err, counter.ErrUnavailable) {
 				t.Fatalf("%s: %v", what, err)
@@ -332,7 +331,7 @@ func TestServerAnotherReleaseIsRefused(t *testing.T) {
 	}
 
 	if keys := server.Do(t, "KEYS", "hc:{r*"); len(keys.([]any)) > 0 {
-		t.Errorf("there are %v", keys)
+		t.Errorf("the refused process has written %v, want no keys", keys)
 	}
 
 	server.Do(t, "HSET", "hc:{c}:facts", "counters", "3")
@@ -358,7 +357,7 @@ func (p *process) number(t testing.TB, name string) (sum float64) {
 	return sum
 }
 
-// The metrics say who owns what, and how much was called, committed and healed.
+// The metrics show who owns which partitions, and how much was called, committed and healed.
 func TestServerMetrics(t *testing.T) {
 	server := redistest.Start(t)
 	w := &world{url: server.URL()}
@@ -386,15 +385,15 @@ func TestServerMetrics(t *testing.T) {
 	least(owner, "headcount_owner_commit_seconds", 10)
 	least(owner, "headcount_owner_rows", 10)
 	if healed := owner.number(t, "headcount_owner_healed_rows_total"); healed != 0 {
-		t.Errorf("%v rows are healed", healed)
+		t.Errorf("%v rows were healed before the loss, want 0", healed)
 	}
 
 	server.Flush(t)
 	least(owner, "headcount_owner_healed_rows_total", 10)
 	if lines := strings.Count(owner.log.String(), "redis has lost commits of counters"); lines != 1 {
-		t.Errorf("%d lines about the loss:\n%s", lines, owner.log.String())
+		t.Errorf("%d lines of the log are about the loss, want 1:\n%s", lines, owner.log.String())
 	}
 	if n := caller.number(t, "headcount_owner_partitions"); n != 0 {
-		t.Errorf("a caller owns %v partitions", n)
+		t.Errorf("a caller owns %v partitions, want 0", n)
 	}
 }

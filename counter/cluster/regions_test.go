@@ -18,8 +18,8 @@ import (
 // builtin are the rules of these tests: stock is exact, with the floor 0.
 var builtin = counter.BuiltinRules()
 
-// sharing starts two regions with one PostgreSQL beside them. In each, one process owns everything, and the one that is
-// returned serves.
+// sharing starts two regions that share one PostgreSQL. In each region one process owns everything, and the returned
+// one serves.
 func sharing(t *testing.T, database string) (us, eu *process) {
 	t.Helper()
 	names := []string{"us", "eu"}
@@ -80,18 +80,19 @@ func awaitValue(t testing.TB, key string, want int64, all ...*process) {
 	})
 }
 
-// TestServerRegionsShareExactCounters in PostgreSQL, and all others over links between processes that own them.
+// TestServerRegionsShareExactCounters: exact counters are shared in PostgreSQL, and all others over links between the
+// processes that own them.
 func TestServerRegionsShareExactCounters(t *testing.T) {
 	us, eu := sharing(t, pgtest.Single(t).Database(t))
 
 	if c := us.read1(t, "stock:never"); c.Touched() || c.Approx {
-		t.Errorf("%+v", c)
+		t.Errorf("an exact counter that was never changed is %+v", c)
 	}
 	if c := us.read1(t, "views:never"); !c.Approx {
 		t.Errorf("%+v: another region may have counted it", c)
 	}
 
-	// The last one sums up what the others leave.
+	// The last part reads what the others leave.
 	t.Log("64 clients of both fight for the last 10")
 	fightForLast(t, us, eu)
 	t.Log("who watches is told in both")
@@ -100,7 +101,7 @@ func TestServerRegionsShareExactCounters(t *testing.T) {
 	sumOfAll(t, us, eu)
 }
 
-// fightForLast: of 64 clients of both regions, which all want one of the last 10, 10 get one.
+// fightForLast: 64 clients of both regions each want one of the last 10, and exactly 10 get one.
 func fightForLast(t *testing.T, us, eu *process) {
 	both := []*process{us, eu}
 	const key = "stock:fight"
@@ -122,7 +123,7 @@ func fightForLast(t *testing.T, us, eu *process) {
 			case errors.Is(r.Err, counter.ErrBound):
 				refused.Add(1)
 			default:
-				t.Errorf("%+v", r)
+				t.Errorf("a client got %+v, want one or a refusal", r)
 			}
 		})
 	}
@@ -132,21 +133,21 @@ func fightForLast(t *testing.T, us, eu *process) {
 	}
 
 	if got.Load() != 10 || refused.Load() != 54 {
-		t.Errorf("%d got one and %d did not", got.Load(), refused.Load())
+		t.Errorf("%d clients got one, want 10, and %d were refused, want 54", got.Load(), refused.Load())
 	}
 
 	for _, p := range both {
 		if c := p.read1(t, key); c.Value != 0 || c.Approx {
-			t.Errorf("%+v", c)
+			t.Errorf("in the end the counter is %+v, want exactly 0", c)
 		}
 		l, err := p.shared.Ledger(t.Context(), key, 0, 100)
 		if err != nil || len(l.Entries) != 11 {
-			t.Fatalf("%d entries, %v", len(l.Entries), err)
+			t.Fatalf("the ledger has %d entries, %v; want 11", len(l.Entries), err)
 		}
 	}
 }
 
-// hearInBoth: who watches is told of changes in either region.
+// hearInBoth: a watcher receives the changes of both regions.
 func hearInBoth(t *testing.T, us, eu *process) {
 	both := []*process{us, eu}
 	var mu sync.Mutex
@@ -159,7 +160,7 @@ func hearInBoth(t *testing.T, us, eu *process) {
 			for _, u := range updates {
 				last[p.self.Name+u.Counter.Key] = u.Counter.Value
 				if u.Counter.Approx == u.Counter.Kind.IsExact() {
-					t.Errorf("told %+v", u.Counter)
+					t.Errorf("the watcher received %+v", u.Counter)
 				}
 			}
 		}, nil)
@@ -186,7 +187,7 @@ func hearInBoth(t *testing.T, us, eu *process) {
 	})
 }
 
-// sumOfAll: histories and aggregates are those of all regions.
+// sumOfAll: histories and aggregates include all regions.
 func sumOfAll(t *testing.T, us, eu *process) {
 	both := []*process{us, eu}
 	us.make1(t, change("views:sum", counter.Add, 2))
@@ -201,14 +202,15 @@ func sumOfAll(t *testing.T, us, eu *process) {
 	}
 
 	if err != nil || total != 5 {
-		t.Errorf("gains %+v, %v", gains, err)
+		t.Errorf("the gains are %+v, %v; want 5 in all", gains, err)
 	}
 	if is, err := eu.shared.Aggregate(t.Context(), "stock:"); err != nil || is.Value != 7 || is.Counters != 2 {
-		t.Errorf("the stock of all is %+v, %v", is, err)
+		t.Errorf("the stock of all regions is %+v, %v; want 7 in two counters", is, err)
 	}
 }
 
-// TestServerPostgresAwaySharedExact: exact counters cannot be changed; all others, and the links, go on.
+// TestServerPostgresAwaySharedExact: without PostgreSQL exact counters cannot be changed. All others, and the links,
+// work on.
 func TestServerPostgresAwaySharedExact(t *testing.T) {
 	postgres := pgtest.Start(t)
 	us, eu := sharing(t, postgres.Database(t))
@@ -217,17 +219,17 @@ func TestServerPostgresAwaySharedExact(t *testing.T) {
 	postgres.Kill()
 	r := us.shared.Apply(t.Context(), []counter.Op{change("stock:1", counter.Add, 1)})[0]
 	if !errors.Is(r.Err, counter.ErrUnavailable) {
-		t.Errorf("%+v", r)
+		t.Errorf("a change of an exact counter returns %+v, want ErrUnavailable", r)
 	}
 	if _, err := us.shared.Read(t.Context(), []string{"stock:1"}, "", 0); !errors.Is(err, counter.ErrUnavailable) {
-		t.Errorf("an exact read: %v", err)
+		t.Errorf("an exact read returns %v, want ErrUnavailable", err)
 	}
 	read, err := us.shared.Read(t.Context(), []string{"stock:1"}, "", time.Nanosecond)
 	if err != nil || !read[0].Away || !read[0].Stale {
-		t.Errorf("a read that may lag: %+v, %v", read, err)
+		t.Errorf("a read that may lag returns %+v, %v; want it stale", read, err)
 	}
 
-	// Before it exists, the owner looks whether PostgreSQL has it.
+	// Before the owner creates the counter, it checks whether PostgreSQL has it.
 	us.make1(t, change("views:1", counter.Add, 1))
 	awaitValue(t, "views:1", 1, us, eu)
 

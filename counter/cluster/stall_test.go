@@ -14,7 +14,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// keys are one key for each partition.
+// keys has one key for each partition.
 var keys = func() []string {
 	keys := make([]string, rows.Partitions)
 	for i, found := 0, 0; found < rows.Partitions; i++ {
@@ -28,15 +28,15 @@ var keys = func() []string {
 	return keys
 }()
 
-// TestClockASilentMaster has a master of three that says nothing. The partitions of the others are served meanwhile: a
-// process waits for the silent one once, and then leaves its partitions alone.
+// TestClockASilentMaster: one master of three does not answer. The partitions of the others are served meanwhile: a
+// process waits for the silent master once, and then sets its partitions aside.
 func TestClockASilentMaster(t *testing.T) {
 	const promised = 2 * time.Second
 	redis := redistest.StartCluster(t, 3, 0)
 	w := &world{url: redis.URL()}
 	p := w.start(t, gateway, owns)
 	elsewhere := func(partition int) bool {
-		return partition < rows.Partitions/3-1 || partition > 2*rows.Partitions/3+1 // not on the second of three
+		return partition < rows.Partitions/3-1 || partition > 2*rows.Partitions/3+1 // not at the second of three
 	}
 	increment := func(ctx context.Context, partition int) error {
 		key := keys[partition]
@@ -70,13 +70,13 @@ func TestClockASilentMaster(t *testing.T) {
 					continue
 				}
 				if err != nil {
-					t.Errorf("partition %d is on a master that lives: %v", partition, err)
+					t.Errorf("partition %d is at a working master, and fails: %v", partition, err)
 				}
 
 				mu.Lock()
 				longest = max(longest, took)
 				mu.Unlock()
-				time.Sleep(20 * time.Millisecond) // the test is about the silence, not about a machine that is full
+				time.Sleep(20 * time.Millisecond) // keeps the machine from being too busy
 			}
 		})
 	}
@@ -84,6 +84,6 @@ func TestClockASilentMaster(t *testing.T) {
 	wg.Wait()
 	t.Logf("partitions on the other masters waited for %v at most, lost %v", longest, watch.Lost())
 	if longest > promised {
-		t.Errorf("partitions on the other masters waited for %v, promised are %v", longest, promised)
+		t.Errorf("partitions at the other masters waited for %v, want %v at most", longest, promised)
 	}
 }

@@ -59,11 +59,11 @@ func (s *sold) counters() []counter.Counter {
 	return slices.Clone(s.all)
 }
 
-// serve runs ServeSQL until the test ends. It returns when the function exists.
+// serve runs ServeSQL until the test ends. When it returns, the function exists.
 func serve(t testing.TB, s *Store, rules *counter.Rules) *sold {
 	t.Helper()
 	if !s.makeChange(t.Context(), rules) {
-		t.Fatal("the function was not made")
+		t.Fatal("ServeSQL did not create the function")
 	}
 
 	out := &sold{}
@@ -129,7 +129,7 @@ func once(key, id string, rules *counter.Rules, delta int64) counter.Op {
 	return op
 }
 
-// TestServerSQLArguments: what the function makes of texts. All of it is asked of one database.
+// TestServerSQLArguments: what the function makes of its text arguments. All parts use one database.
 func TestServerSQLArguments(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -161,7 +161,7 @@ func hashesKeys(t *testing.T, c *pgx.Conn) {
 				t.Fatal(err)
 			}
 			if want := counter.NewIdempotencyKey(space, "", key); id != want {
-				t.Fatalf("%d bytes, %q: %x, want %x", len(space), space, id, want)
+				t.Fatalf("the identity of %d bytes and %q is %x, want %x", len(space), space, id, want)
 			}
 		}
 	}
@@ -173,17 +173,17 @@ func takesCollations(t *testing.T, c *pgx.Conn) {
 		err := c.QueryRow(t.Context(), strings.ReplaceAll(`select headcount.change(k, 1, k, k, k || $1, s)
 			from (select 'e:é' collate ? as k, 'shop' collate ? as s) v`, "?", collation), fmt.Sprint(n)).Scan(&value)
 		if err != nil || value != int64(n+1) {
-			t.Errorf("%s: %d and %v", collation, value, err)
+			t.Errorf("with the collation %s the value is %d, %v; want %d", collation, value, err, n+1)
 		}
 	}
 }
 
-// acceptsKeys tries the ends of all ranges of characters.
+// acceptsKeys tries the first and last characters of all ranges.
 func acceptsKeys(t *testing.T, c *pgx.Conn) {
 	is := func(r rune) bool { return unicode.IsPrint(r) }
 	tried := 0
 
-	// In the middle of a range of equal characters nothing new can happen.
+	// Within a range of characters all are treated alike.
 	for r := rune(1); r <= unicode.MaxRune; r++ {
 		if r > 0x180 && is(r) == is(r-1) && is(r) == is(r+1) || r >= 0xd800 && r < 0xe000 {
 			continue
@@ -199,12 +199,12 @@ func acceptsKeys(t *testing.T, c *pgx.Conn) {
 	}
 
 	if tried < 1000 {
-		t.Errorf("%d characters were tried", tried)
+		t.Errorf("only %d characters were tried", tried)
 	}
 }
 
-// TestServerSQLAndApplyAreOne makes the same random changes in two databases: by Apply alone, and in both ways in
-// turns.
+// TestServerSQLAndApplyAreOne makes the same random changes in two databases: in one by Apply alone, and in the other
+// by Apply and by SQL.
 func TestServerSQLAndApplyAreOne(t *testing.T) {
 	server := pgtest.Single(t)
 	rules := parseRules(t, stock)
@@ -221,7 +221,7 @@ func TestServerSQLAndApplyAreOne(t *testing.T) {
 		if n == changes/3 || n == 2*changes/3 { // another retention of entries
 			rules = parseRules(t, strings.Replace(stock, `"1h"`, []string{"0", `"2h"`}[n/(changes/2)], 1))
 			if !mixed.makeChange(t.Context(), rules) {
-				t.Fatal("the rules were not changed")
+				t.Fatal("ServeSQL did not take over the changed rules")
 			}
 		}
 
@@ -239,7 +239,7 @@ func TestServerSQLAndApplyAreOne(t *testing.T) {
 			continue
 		}
 
-		// One database is changed by Apply alone, the other one by either way.
+		// The first database is changed by Apply alone, the other one in either way.
 		op := once(key, id, rules, delta)
 		want := judge.Apply(t.Context(), []counter.Op{op})[0]
 
@@ -265,7 +265,7 @@ func TestServerSQLAndApplyAreOne(t *testing.T) {
 			t.Fatalf("change %d, of %q by %d with %q: %d and %v, want %+v", n, key, delta, id, got, err, want)
 		}
 
-		// A refused or repeated change leaves the version, and every other one raises it.
+		// A refused or repeated change does not change the version, and every other one raises it.
 		read, err := mixed.Read(t.Context(), []string{key})
 		if err != nil {
 			t.Fatal(err)
@@ -273,10 +273,10 @@ func TestServerSQLAndApplyAreOne(t *testing.T) {
 		v, was := read[0].Version, versions[key]
 		made := want.Err == nil && !want.Replay
 		if !made && read[0].Touched() && v != was {
-			t.Fatalf("change %d of %q is not made, and its version goes from %s to %s", n, key, was, v)
+			t.Fatalf("change %d of %q was not made, and yet its version went from %s to %s", n, key, was, v)
 		}
 		if made && (v.Compare(was) <= 0 || v.Sequence != want.Counters[0].Version.Sequence) {
-			t.Fatalf("change %d of %q: its version goes from %s to %s", n, key, was, v)
+			t.Fatalf("change %d of %q was made, and its version went from %s to %s", n, key, was, v)
 		}
 
 		if read[0].Touched() {
@@ -300,7 +300,7 @@ func TestServerSQLAndApplyAreOne(t *testing.T) {
 		}
 	})
 
-	// Each store sweeps a ledger of another retention at its own time.
+	// Each store sweeps entries that are too old at its own time.
 	testkit.Eventually(t, "the same rows", func() bool {
 		a = pgtest.Query[string](t, urls[0], rows)
 		b = pgtest.Query[string](t, urls[1], rows)
@@ -310,7 +310,7 @@ func TestServerSQLAndApplyAreOne(t *testing.T) {
 
 	const ids = `select md5(string_agg(id::text, ' ' order by id)) from headcount_row_ids`
 	if a, b := pgtest.Query[string](t, urls[0], ids), pgtest.Query[string](t, urls[1], ids); a != b {
-		t.Error("the idempotency keys differ")
+		t.Errorf("the idempotency keys of the two databases differ:\n%s\n%s", a, b)
 	}
 }
 
@@ -327,7 +327,7 @@ func entries(t testing.TB, s *Store, key string) string {
 		for _, e := range page.Entries {
 			after++
 			if e.Seq != after || time.Since(e.At).Abs() > time.Hour {
-				t.Fatalf("%+v after %d", e, after-1)
+				t.Fatalf("entry %+v follows number %d", e, after-1)
 			}
 			fmt.Fprintln(&text, e.Seq, e.Op, e.Delta, e.Before, e.After, e.Reason, e.By)
 		}
@@ -338,6 +338,7 @@ func entries(t testing.TB, s *Store, key string) string {
 	}
 }
 
+// TestServerSQLRefuses: a call that cannot be made is refused with its own code, and changes nothing.
 func TestServerSQLRefuses(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -354,7 +355,7 @@ func TestServerSQLRefuses(t *testing.T) {
 		},
 	})
 
-	// facts has everything that a refused change could have touched, even sequences.
+	// facts returns everything that a refused change could touch, even sequences.
 	facts := func() string {
 		return pgtest.Query[string](t, url, `select concat_ws(' ',
 			(select string_agg(c::text, ',' order by key) from headcount_counters c),
@@ -387,7 +388,7 @@ func TestServerSQLRefuses(t *testing.T) {
 			t.Errorf("change(%s): %v, want %s", args, err, want)
 		}
 
-		// A transaction that catches the refusal continues, and nothing was changed.
+		// A transaction that catches the refusal can go on, and nothing was changed.
 		if _, err := c.Exec(t.Context(),
 			`do $do$ begin perform headcount.change(`+args+`); exception when others then null; end $do$`); err != nil {
 			t.Errorf("change(%s): %v", args, err)
@@ -395,7 +396,7 @@ func TestServerSQLRefuses(t *testing.T) {
 	}
 
 	if after := facts(); after != before {
-		t.Errorf("refused changes leave\n%s\nafter\n%s", after, before)
+		t.Errorf("after refused changes the database has\n%s\nand before\n%s", after, before)
 	}
 
 	for args, want := range map[string]int64{
@@ -412,7 +413,7 @@ func TestServerSQLRefuses(t *testing.T) {
 	// The sites do not share their counters.
 	name := presence.SiteOf("shop").Qualify("e:1")
 	if read, err := s.Read(t.Context(), []string{name, "e:1"}); err != nil || read[0].Value != 2 || read[1].Value != 1 {
-		t.Errorf("%+v and %v in two sites", read, err)
+		t.Errorf("the counters of two sites are %+v, %v; want 2 and 1", read, err)
 	}
 }
 
@@ -429,7 +430,7 @@ func TestServerSQLTransaction(t *testing.T) {
 	value := func(want int64) {
 		t.Helper()
 		if read, err := s.Read(t.Context(), []string{"e:one"}); err != nil || read[0].Value != want {
-			t.Errorf("%+v and %v, want %d", read, err, want)
+			t.Errorf("others read %+v, %v; want %d", read, err, want)
 		}
 	}
 
@@ -450,7 +451,7 @@ func TestServerSQLTransaction(t *testing.T) {
 			sql(1, "", 1)
 			sql(1, "first", 2)
 			sql(1, "first", 2)
-			value(0) // for everybody else
+			value(0) // what others read
 
 			if end == "commit" {
 				sql(-2, "", 0)
@@ -468,16 +469,16 @@ func TestServerSQLTransaction(t *testing.T) {
 		t.Errorf("after three commits the ledger is\n%s", e)
 	}
 
-	// A key of SQL is known to Apply, and the other way round.
+	// A key that was used by SQL is known to Apply, and the other way round.
 	sql(3, "by SQL first", 3)
 	if r := apply(t, s, once("e:one", "by SQL first", rules, -1)); !r.Replay || r.Counters[0].Value != 3 {
-		t.Errorf("%+v", r)
+		t.Errorf("the repetition by Apply is %+v, want a replay with 3", r)
 	}
 
 	apply(t, s, once("e:one", "by HTTP first", rules, -1))
 	sql(3, "by HTTP first", 2)
 
-	// A visitor's keys are in another space.
+	// The keys of visitors are in another space.
 	op := once("e:one", "", rules, -1)
 	op.IdempotencyKey = counter.NewIdempotencyKey("e:one", "a visitor", "first")
 	apply(t, s, op)
@@ -487,7 +488,7 @@ func TestServerSQLTransaction(t *testing.T) {
 	apply(t, s, counter.Op{Changes: []counter.Change{{Key: "e:one", Rule: exact, Verb: counter.Delete}}})
 	sql(3, "by HTTP first", 0)
 	if n := pgtest.Query[int](t, url, "select count(*) from headcount_counters"); n != 0 {
-		t.Errorf("%d counters", n)
+		t.Errorf("%d counters are left, want none", n)
 	}
 
 	// A day later the key is new.
@@ -513,24 +514,24 @@ func TestServerSQLRights(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := change(t.Context(), stranger, "e:1", 1, ""); postgres.Code(err) != "42501" {
-		t.Errorf("a stranger: %v", err)
+		t.Errorf("a call of a stranger returns %v, want 42501", err)
 	}
 
 	c := connect(t, url)
 
-	// Tables and sequences by name, so that new ones are tested, too.
+	// All tables and sequences of the catalog, so that new ones are tested, too.
 	rows, _ := c.Query(t.Context(), `select c.oid::regclass::text, c.relkind::text from pg_class c where relkind in `+
 		`('r', 'S') and relname like 'headcount%'`)
 	type object struct{ Name, Kind string }
 	objects, err := pgx.CollectRows(rows, pgx.RowToStructByPos[object])
 	if err != nil || len(objects) < 14 {
-		t.Fatalf("%d tables and %v", len(objects), err)
+		t.Fatalf("found %d tables and sequences, %v; want at least 14", len(objects), err)
 	}
 
 	refused := func(sql string) {
 		t.Helper()
 		if _, err := app.Exec(t.Context(), sql); postgres.Code(err) != "42501" {
-			t.Errorf("%s: %v", sql, err)
+			t.Errorf("%s returns %v, want 42501", sql, err)
 		}
 	}
 
@@ -557,13 +558,14 @@ func TestServerSQLRights(t *testing.T) {
 	}
 }
 
-// TestServerSQLCannotBeMisled: the search path, the temporary schema and the settings of the caller have no influence.
+// TestServerSQLCannotBeMisled: the caller's search path, temporary schema and settings have no influence on the
+// function.
 func TestServerSQLCannotBeMisled(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	serve(t, open(t, url), parseRules(t, stock))
 
-	// As PUBLIC was allowed to before PostgreSQL 15.
+	// Before PostgreSQL 15, PUBLIC had this right in the schema public.
 	server.Exec(t, url, "create schema evil; grant all on schema evil, public to public")
 
 	c := connect(t, shop(t, server, url))
@@ -604,23 +606,24 @@ func TestServerSQLCannotBeMisled(t *testing.T) {
 
 	for range 7 { // PostgreSQL caches plans after five calls
 		if _, err := change(t.Context(), c, "views:1", 1, ""); postgres.Code(err) != "22023" {
-			t.Errorf("no rule permits it: %v", err)
+			t.Errorf("a change without a rule returns %v, want 22023", err)
 		}
 		if _, err := change(t.Context(), c, "e:1", -1, "x"); postgres.Code(err) != "23514" {
-			t.Errorf("it has a floor: %v", err)
+			t.Errorf("a change below the floor returns %v, want 23514", err)
 		}
 	}
 
 	if got, err := change(t.Context(), c, "e:1", 1, `\'`); err != nil || got != 1 {
-		t.Errorf("%d and %v", got, err)
+		t.Errorf("the value is %d, %v; want 1", got, err)
 	}
 
 	if n := pgtest.Query[int](t, url, "select count(*) from evil.stolen"); n != 0 {
-		t.Errorf("%d calls of functions that are not pg_catalog's", n)
+		t.Errorf("functions outside pg_catalog were called %d times, want 0", n)
 	}
 }
 
-// TestServerSQLAndApplyAtOnce: no change is lost, no bound is exceeded, and no caller waits for ever.
+// TestServerSQLAndApplyAtOnce: with simultaneous changes by SQL and by Apply no change is lost, no bound is exceeded,
+// and no caller waits for ever.
 func TestServerSQLAndApplyAtOnce(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -642,7 +645,8 @@ func TestServerSQLAndApplyAtOnce(t *testing.T) {
 
 	var wg sync.WaitGroup
 
-	// As many callers by SQL as by Apply, on the same three counters. Each free counter may be changed only once.
+	// Half of the callers use SQL and half use Apply, on the same three counters. Each free counter may change only
+	// once.
 	for n := range callers {
 		c := connect(t, app)
 		wg.Go(func() {
@@ -653,18 +657,18 @@ func TestServerSQLAndApplyAtOnce(t *testing.T) {
 					delta = 1
 				}
 
-				// The caller may not read the table itself, and its failed transaction delays nobody.
+				// The caller may not read the table. Its failed transaction delays no other.
 				before := int64(0)
 				err := pgx.BeginFunc(t.Context(), c, func(tx pgx.Tx) error {
 					if err := tx.QueryRow(t.Context(),
 						"select count(*) from headcount_counters").Scan(&before); postgres.Code(err) != "42501" {
-						t.Errorf("%v", err)
+						t.Errorf("a read of the table returns %v, want 42501", err)
 					}
 					return errors.New("rolled back")
 				})
 
 				if err == nil {
-					t.Error("a rollback is no error")
+					t.Error("a change that was rolled back returned no error")
 				}
 				_, err = change(t.Context(), c, key, delta, "")
 				if err == nil {
@@ -719,7 +723,7 @@ func TestServerSQLAndApplyAtOnce(t *testing.T) {
 			t.Errorf("%q is %d, want %d", key, read[i].Value, sum[key])
 		}
 		if n := strings.Count(entries(t, stores[0], key), "\n"); uint64(n) != read[i].Version.Sequence {
-			t.Errorf("%q has %d changes and %d entries", key, read[i].Version.Sequence, n)
+			t.Errorf("%q has had %d changes, and has %d entries, want as many", key, read[i].Version.Sequence, n)
 		}
 	}
 
@@ -733,12 +737,12 @@ func TestServerSQLAndApplyAtOnce(t *testing.T) {
 	})
 
 	if len(outs[0].counters())+len(outs[1].counters()) == 0 {
-		t.Error("nothing was passed on")
+		t.Error("no counter was published")
 	}
 }
 
-// TestClockSQLIsPublished: a watcher of any process receives a commit within a second, and never a rollback. One
-// process publishes it.
+// TestClockSQLIsPublished: within a second a commit reaches the watchers of all processes, and a rollback never does.
+// One process publishes it.
 func TestClockSQLIsPublished(t *testing.T) {
 	server := pgtest.Start(t)
 	url := server.Database(t)
@@ -781,37 +785,37 @@ func TestClockSQLIsPublished(t *testing.T) {
 				return len(heard) > 0 && heard[len(heard)-1].Counter.Value == n+1
 			}) {
 				if u.Counter.Key != "e:1" {
-					t.Errorf("%+v was rolled back", u)
+					t.Errorf("the rolled back change %+v was published", u)
 				}
 			}
 		}
 
 		if took := watch.Elapsed(); took > time.Second {
-			t.Errorf("all receive %d after %s", n+1, took)
+			t.Errorf("the watchers received change %d after %s, want 1s at most", n+1, took)
 		}
 	}
 
 	passed := func() int { return len(outs[0].counters()) + len(outs[1].counters()) }
 	testkit.Eventually(t, "all is passed on", func() bool { return passed() >= 5 })
 	if n := passed(); n != 5 {
-		t.Errorf("%d were passed on, want 5", n)
+		t.Errorf("%d changes were published, want 5", n)
 	}
 }
 
-// TestServerSQLOutlivesTheServer: the next server publishes the changes that were made while no server ran. Its rules
-// hold from then on.
+// TestServerSQLOutlivesTheServer: changes that were made while no server ran are published by the next one. From then
+// on its rules apply.
 func TestServerSQLOutlivesTheServer(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	first := open(t, url)
 	if !first.makeChange(t.Context(), parseRules(t, stock)) {
-		t.Fatal("not made")
+		t.Fatal("ServeSQL did not create the function")
 	}
 	first.Close()
 
 	c := connect(t, shop(t, server, url))
 
-	// More changes than are published in one transaction.
+	// More changes than one transaction publishes.
 	for n := range 2500 {
 		if _, err := change(t.Context(), c, fmt.Sprint("free:", n), 1, ""); err != nil {
 			t.Fatal(err)
@@ -819,7 +823,7 @@ func TestServerSQLOutlivesTheServer(t *testing.T) {
 	}
 
 	if _, err := change(t.Context(), c, "e:1", 1001, ""); postgres.Code(err) != "23514" {
-		t.Errorf("the ceiling is 1000: %v", err)
+		t.Errorf("a change above the ceiling of 1000 returns %v, want 23514", err)
 	}
 
 	out := serve(t, open(t, url), parseRules(t, `{"match":"e:*","kind":"exact","ceiling":2000,"ledger":0}`))
@@ -828,15 +832,15 @@ func TestServerSQLOutlivesTheServer(t *testing.T) {
 	})
 
 	if got, err := change(t.Context(), c, "e:1", 1001, ""); err != nil || got != 1001 {
-		t.Errorf("%d and %v under a ceiling of 2000", got, err)
+		t.Errorf("under a ceiling of 2000 the value is %d, %v; want 1001", got, err)
 	}
 	if _, err := change(t.Context(), c, "free:1", 1, ""); postgres.Code(err) != "22023" {
-		t.Errorf("the newest rules have no such counters: %v", err)
+		t.Errorf("a change without a rule returns %v, want 22023", err)
 	}
 }
 
-// TestServerSQLWithoutRights: a server whose user may make neither schema nor role warns once, with commands for an
-// administrator, and does everything else. After the commands, a start makes the function.
+// TestServerSQLWithoutRights: if its user may create neither schema nor role, a server warns once, with commands for an
+// administrator, and works otherwise. When the commands were run, its next start creates the function.
 func TestServerSQLWithoutRights(t *testing.T) {
 	server := pgtest.Start(t)
 	url := server.Database(t)
@@ -851,7 +855,7 @@ func TestServerSQLWithoutRights(t *testing.T) {
 	warned := func(want ...string) {
 		t.Helper()
 		if !s.makeChange(t.Context(), rules) {
-			t.Error("it is to be made again and again")
+			t.Error("ServeSQL will try again, though its user has no right")
 		}
 
 		text := log.String()
@@ -861,7 +865,7 @@ func TestServerSQLWithoutRights(t *testing.T) {
 		}
 		for _, w := range want {
 			if !strings.Contains(text, w) {
-				t.Errorf("the log has no %q:\n%s", w, text)
+				t.Errorf("the log lacks %q:\n%s", w, text)
 			}
 		}
 	}
@@ -880,10 +884,10 @@ func TestServerSQLWithoutRights(t *testing.T) {
 	warned()
 	warned()
 	if got, err := change(t.Context(), connect(t, shop(t, server, url)), "e:1", 1, ""); err != nil || got != 2 {
-		t.Errorf("%d and %v", got, err)
+		t.Errorf("the value is %d, %v; want 2", got, err)
 	}
 
-	// The owner of the schema may replace its functions, and the function runs with the rights of the server.
+	// The function runs with the rights of the server, so only the server's role may own it and its schema.
 	for _, thing := range []string{"schema headcount", "function headcount.identity(key text, idempotency_key text)"} {
 		server.Exec(t, url, "create role mallory; alter "+thing+" owner to mallory")
 		mend := "ALTER " + strings.Replace(strings.Replace(thing, "schema", "SCHEMA", 1), "function", "FUNCTION", 1) +
@@ -894,22 +898,23 @@ func TestServerSQLWithoutRights(t *testing.T) {
 		warned()
 	}
 
-	// A second role, which deploy/README.md uses to replace the password, acts as the first.
+	// deploy/README.md uses a second role to replace the password. It acts as the first one.
 	server.Exec(t, url, "create role second login in role managed; alter role second set role = managed")
 	second := strings.Replace(url, "headcount@", "second@", 1)
 	s = open(t, second, func(c *Config) { c.Log = zerolog.New(&log).Level(zerolog.WarnLevel) })
 	warned()
 
-	// The counters of another schema in this database do not take the function over.
+	// A server with another schema in this database does not take over the function.
 	s = open(t, managed+"&search_path=two", func(c *Config) { c.Log = zerolog.New(&log).Level(zerolog.WarnLevel) })
 	warned("another schema")
 
 	if n := pgtest.Query[int](t, url, "select count(*) from two.headcount_rules"); n == 0 {
-		t.Error("a schema of its own has no rules")
+		t.Error("the server has written no rules to its own schema")
 	}
 }
 
-// TestServerSQLHoldsACounter: an application that keeps its transaction open delays only its own counter.
+// TestServerSQLHoldsACounter: an application that keeps a transaction open delays only the counters that it has
+// changed.
 func TestServerSQLHoldsACounter(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -925,13 +930,13 @@ func TestServerSQLHoldsACounter(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Changes of the held counter fail, so many that a fault of the server would have been noticed.
+	// Changes of the held counter fail, more often than a server may fail before it counts as away.
 	var wg sync.WaitGroup
 	for range 5 {
 		wg.Go(func() {
 			r := s.Apply(t.Context(), []counter.Op{once("e:1", "", rules, 1)})[0]
 			if !errors.Is(r.Err, counter.ErrUnavailable) {
-				t.Errorf("%+v", r)
+				t.Errorf("a change of the held counter returns %+v, want ErrUnavailable", r)
 			}
 		})
 	}
@@ -939,8 +944,8 @@ func TestServerSQLHoldsACounter(t *testing.T) {
 	wg.Wait()
 	apply(t, s, once("e:2", "", rules, 1))
 
-	// One call fails only for the operations on such counters, among them one that the application has made and not
-	// committed.
+	// In one call only the operations on held counters fail. One of these counters was created by the uncommitted
+	// transaction.
 	if _, err := change(t.Context(), tx, "free:2", 1, ""); err != nil {
 		t.Fatal(err)
 	}
@@ -954,7 +959,7 @@ func TestServerSQLHoldsACounter(t *testing.T) {
 		r := results[i]
 		if want == 0 {
 			if !errors.Is(r.Err, counter.ErrUnavailable) {
-				t.Errorf("%d, on a held counter: %+v", i, r)
+				t.Errorf("operation %d, on a held counter: %+v, want ErrUnavailable", i, r)
 			}
 			continue
 		}
@@ -973,11 +978,11 @@ func TestServerSQLHoldsACounter(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r := apply(t, s, once("e:1", "", rules, 1)); r.Counters[0].Value != 2 {
-		t.Errorf("%+v", r)
+		t.Errorf("after the commit the change is answered %+v, want 2", r)
 	}
 }
 
-// TestServerSQLThroughAPooler: the application may use any pooler, because the function needs no state of a session.
+// TestServerSQLThroughAPooler: applications may use any pooler, because the function needs no session state.
 func TestServerSQLThroughAPooler(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -985,7 +990,7 @@ func TestServerSQLThroughAPooler(t *testing.T) {
 	c := connect(t, server.Bouncer(t, url, "transaction")+"&default_query_exec_mode=simple_protocol")
 	for n := range int64(3) {
 		if got, err := change(t.Context(), c, "e:1", 1, fmt.Sprint(n)); err != nil || got != n+1 {
-			t.Errorf("%d and %v", got, err)
+			t.Errorf("the value is %d, %v; want %d", got, err, n+1)
 		}
 	}
 }

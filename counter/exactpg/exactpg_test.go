@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m, pgtest.Stop) }
 
-// open returns a store that ends with the test.
+// open returns a store that is closed when the test ends.
 func open(t testing.TB, url string, with ...func(*Config)) *Store {
 	t.Helper()
 	db, err := rowspg.Open(t.Context(), rowspg.Config{
@@ -75,14 +75,14 @@ func apply(t testing.TB, s *Store, op counter.Op) counter.Result {
 	return r
 }
 
-// until repeats a query until its number is want.
+// until repeats a query until it returns the number want.
 func until(t testing.TB, url, sql string, want int) {
 	t.Helper()
 	testkit.Eventually(t, fmt.Sprintf("%s: %d", sql, want),
 		func() bool { return pgtest.Query[int](t, url, sql) == want })
 }
 
-// TestServerIdempotencyKeysOfADay: a key is new again after a day, even while the table still has it.
+// TestServerIdempotencyKeysOfADay: after a day a key is new again, even while its table still has it.
 func TestServerIdempotencyKeysOfADay(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -90,10 +90,10 @@ func TestServerIdempotencyKeysOfADay(t *testing.T) {
 
 	for n := range int64(2) {
 		if r := apply(t, s, with("a", add("e:1", 1))); r.Replay || r.Counters[0].Value != n+1 {
-			t.Errorf("on day %d: %+v", n, r)
+			t.Errorf("on day %d the first use of the key: %+v, want %d and no replay", n, r, n+1)
 		}
 		if r := apply(t, s, with("a", add("e:1", 1))); !r.Replay {
-			t.Errorf("on day %d again: %+v", n, r)
+			t.Errorf("on day %d the second use of the key: %+v, want a replay", n, r)
 		}
 		server.Exec(t, url, "update headcount_row_ids set until = until - interval '1 day'")
 	}
@@ -105,11 +105,12 @@ func TestServerIdempotencyKeysOfADay(t *testing.T) {
 
 	results := s.Apply(t.Context(), []counter.Op{with("b", down), with("", add("e:2", 1)), with("b", down)})
 	if !errors.Is(results[0].Err, counter.ErrBound) || results[2].Err != nil || results[2].Replay {
-		t.Errorf("refused, and then made: %+v", results)
+		t.Errorf("want a refusal, and then success with the same key: %+v", results)
 	}
 }
 
-// TestServerLedgersAreSwept: entries are kept as long as the current rule says, and those of a deleted counter go.
+// TestServerLedgersAreSwept: entries are kept as long as the current rule says, and those of a deleted counter are
+// removed.
 func TestServerLedgersAreSwept(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -130,7 +131,7 @@ func TestServerLedgersAreSwept(t *testing.T) {
 
 	const twoHours = "update headcount_ledger set at = at - interval '2 hours';"
 
-	// The entries grow old, and the sweep is due.
+	// The entries become two hours old, and a sweep is due.
 	server.Exec(t, url, twoHours+"update headcount_sweeps set due = due - interval '2 hours'")
 
 	change(exact, "e:2")
@@ -140,7 +141,7 @@ func TestServerLedgersAreSwept(t *testing.T) {
 	change(short, "e:1")
 	page, err := s.Ledger(t.Context(), "e:1", 0, 10)
 	if err != nil || len(page.Entries) != 1 || page.Entries[0].Seq != 4 || page.Entries[0].Before != 3 {
-		t.Errorf("%+v, %v", page, err)
+		t.Errorf("the ledger is %+v, %v; want entry 4 alone", page, err)
 	}
 
 	until(t, url, entries+"'e:2'", 4)
@@ -166,7 +167,7 @@ func TestServerLedgersAreSwept(t *testing.T) {
 	until(t, url, "select count(*) from headcount_sweeps", 1)
 }
 
-// TestServerOtherProcessesAreNotified: a process publishes the changes of another one, even without a notification.
+// TestServerOtherProcessesAreNotified: a process publishes the changes of other processes, even without a notification.
 func TestServerOtherProcessesAreNotified(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -186,10 +187,10 @@ func TestServerOtherProcessesAreNotified(t *testing.T) {
 		return len(heard) > 0 && !heard[len(heard)-1].Counter.Touched()
 	})
 
-	// Before the change, the watcher received the value at the start.
+	// The watcher first received the value from before the change.
 	began := slices.IndexFunc(heard, func(u counter.Update) bool { return u.Counter.Value == 5 })
 	if changes := heard[began:]; len(changes) > 2 {
-		t.Errorf("received %+v", changes)
+		t.Errorf("the watcher received %+v, want one change, perhaps twice", changes)
 	}
 
 	// This process notices a change without a notification, because it polls.
@@ -203,7 +204,7 @@ func TestServerOtherProcessesAreNotified(t *testing.T) {
 	})
 }
 
-// awaitNotifications waits until to receives changes of from.
+// awaitNotifications waits until one store receives changes of another.
 func awaitNotifications(t testing.TB, from, to *Store) {
 	t.Helper()
 	ear, _ := countertest.Listen(t, to, "e:hears")
@@ -214,7 +215,8 @@ func awaitNotifications(t testing.TB, from, to *Store) {
 	})
 }
 
-// TestClockServerKilledWhileItChanges: acknowledged changes stay, and a repetition is applied once.
+// TestClockServerKilledWhileItChanges: PostgreSQL is killed. Acknowledged changes stay, and a repeated change is made
+// once.
 func TestClockServerKilledWhileItChanges(t *testing.T) {
 	const clients = 16
 	server := pgtest.Start(t)

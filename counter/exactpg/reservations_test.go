@@ -22,7 +22,7 @@ import (
 
 var sqlHistories = flag.Int("sql-histories", 500, "number of random histories of reservations in SQL")
 
-// holding makes a change of a reservation, in one of the two ways.
+// holding makes a change of a reservation, by Apply or by SQL.
 type holding func(c counter.Change) (value int64, err error)
 
 func byApply(t testing.TB, s *Store) holding {
@@ -61,7 +61,7 @@ func bySQL(t testing.TB, conn *pgx.Conn) holding {
 	}
 }
 
-// asConflict returns the error in Go for an error of the functions.
+// asConflict returns the error that counter.Judge has for an error of the SQL functions.
 func asConflict(err error) error {
 	is := map[string]error{
 		"23514": counter.ErrBound, "22003": counter.ErrOverflow, "P0002": counter.ErrNoReservation,
@@ -74,8 +74,8 @@ func asConflict(err error) error {
 	return &counter.Conflict{Is: is}
 }
 
-// TestServerSQLReservations makes random histories by SQL in one database and by counter.Judge in another one. Both
-// answer and refuse alike, and end with the same data. With -sql-histories 10000 it takes some minutes.
+// TestServerSQLReservations makes random histories by SQL in one database and by counter.Judge in another. Answers,
+// refusals and the data in the end are the same. With -sql-histories 10000 it takes some minutes.
 func TestServerSQLReservations(t *testing.T) {
 	n := *sqlHistories
 	if testing.Short() {
@@ -98,7 +98,7 @@ func TestServerSQLReservations(t *testing.T) {
 		h.run()
 
 		if t.Failed() {
-			t.Fatalf("history %d", seed)
+			t.Fatalf("history %d differs", seed)
 		}
 	}
 }
@@ -139,7 +139,7 @@ func (h *sqlHistory) run() {
 	h.same("entries", func(s *Store) any { return entries(h.t, s, h.key) })
 }
 
-// both makes a change in both ways, which must answer alike.
+// both makes a change in both ways, and compares the answers.
 func (h *sqlHistory) both(c counter.Change) {
 	h.t.Helper()
 	c.Key = h.key
@@ -180,7 +180,7 @@ func (h *sqlHistory) same(what string, of func(*Store) any) {
 	}
 }
 
-// expire makes a reservation due, and ends it.
+// expire makes a reservation due, and expires it.
 func (h *sqlHistory) expire(id string) {
 	for i, s := range h.stores {
 		ctx := h.t.Context()
@@ -193,7 +193,7 @@ func (h *sqlHistory) expire(id string) {
 		}
 		_ = c.Close(ctx)
 
-		// The due reservations end as a gateway ends them.
+		// The due reservations are expired as a gateway does it.
 		due, err := s.Due(ctx)
 		if err != nil {
 			h.t.Fatal(err)
@@ -207,8 +207,8 @@ func (h *sqlHistory) expire(id string) {
 	}
 }
 
-// TestServerSQLReservationsInATransaction: a reservation belongs to the caller until its commit, subscribers receive
-// it, and impossible calls are refused with a code.
+// TestServerSQLReservationsInATransaction: until its commit a reservation belongs to its caller alone. Then subscribers
+// receive it. Calls that cannot be made are refused with a code.
 func TestServerSQLReservationsInATransaction(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -228,7 +228,7 @@ func TestServerSQLReservationsInATransaction(t *testing.T) {
 
 	if page, listErr := s.Reservations(t.Context(), "e:one", "", 10); err == nil || listErr != nil ||
 		len(page.Open) > 0 {
-		t.Errorf("after a rollback: %+v, %v, %v", page, err, listErr)
+		t.Errorf("after a rollback the reservations are %+v, %v, %v; want none", page, err, listErr)
 	}
 
 	before := time.Now()
@@ -249,7 +249,7 @@ func TestServerSQLReservationsInATransaction(t *testing.T) {
 	page, err := s.Reservations(t.Context(), "e:one", "", 10)
 	if err != nil || len(page.Open) != 1 || page.Open[0].ID != "cart*7" || page.Open[0].Amount != 2 ||
 		time.UnixMilli(page.Open[0].Until).Sub(before.Add(10*time.Minute)).Abs() > 5*time.Minute {
-		t.Errorf("%+v, %v", page, err)
+		t.Errorf("the reservations are %+v, %v", page, err)
 	}
 
 	testkit.Eventually(t, "watchers and webhooks hear of it", func() bool {
@@ -282,12 +282,12 @@ func TestServerSQLReservationsInATransaction(t *testing.T) {
 		exec(sql, want)
 	}
 
-	// A repeated commit changes nothing, and then a cancel comes too late.
+	// A repeated commit changes nothing, and a cancel comes too late.
 	exec(`select headcount.commit('e:one', 'cart*7')`, "")
 	exec(`select headcount.commit('e:one', 'cart*7')`, "")
 	exec(`select headcount.cancel('e:one', 'cart*7')`, "55000")
 
 	if read, err := s.Read(t.Context(), []string{"e:one"}); err != nil || read[0].Value != 1 || read[0].Reserved != 0 {
-		t.Errorf("%+v, %v", read, err)
+		t.Errorf("the counter is %+v, %v; want 1 and nothing reserved", read, err)
 	}
 }

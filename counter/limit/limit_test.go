@@ -10,10 +10,10 @@ import (
 	"pgregory.net/rapid"
 )
 
-// passed is a call that passed, as the models remember it.
+// passed is a call that passed, as the model remembers it.
 type passed struct{ at, cost int64 }
 
-// model judges by everything that ever passed, in numbers without bounds.
+// model judges by everything that ever passed, with numbers that cannot overflow.
 type model struct {
 	Name
 	all []passed
@@ -30,7 +30,7 @@ func (m *model) sum(from, to int64) int64 {
 	return n
 }
 
-// giveBack takes n back from what passed, in the order that State documents.
+// giveBack takes n back from what has passed, in the order that State documents.
 func (m *model) giveBack(n, now int64) {
 	start := now - now%m.Window
 	take := func(p *passed) {
@@ -84,6 +84,7 @@ func copied(t *rapid.T, s *State) *State {
 	return &again
 }
 
+// TestJudgesAsTheModel: every algorithm judges random calls as a model that remembers everything.
 func TestJudgesAsTheModel(t *testing.T) {
 	for _, algorithm := range []Algorithm{Fixed, Sliding, Log} {
 		t.Run(algorithm.String(), func(t *testing.T) {
@@ -141,7 +142,7 @@ func judge(t *rapid.T, algorithm Algorithm) {
 		for _, more := range []int64{a.Remaining, a.Remaining + 1} {
 			next := Request{name, c.Limit, more}
 			if next.Check() == nil && copied(t, s).Take(next, now).Allowed != (more == a.Remaining) {
-				t.Fatalf("%+v at %d said %+v, and of %d it is not true", c, now, a, more)
+				t.Fatalf("%+v at %d is answered %+v, but of %d calls more that is not true", c, now, a, more)
 			}
 		}
 
@@ -151,10 +152,10 @@ func judge(t *rapid.T, algorithm Algorithm) {
 			again.Cost = c.Limit // by then all is back
 		}
 		if got := copied(t, s).Take(again, now+a.Reset); !got.Allowed {
-			t.Fatalf("%+v at %d said %+v, and after that %+v is %+v", c, now, a, again, got)
+			t.Fatalf("%+v at %d is answered %+v, but after the reset %+v is %+v", c, now, a, again, got)
 		}
 		if got := copied(t, s).Take(again, now+a.Reset-1); got.Allowed && a.Reset > 0 {
-			t.Fatalf("%+v at %d said %+v, and before that %+v is %+v", c, now, a, again, got)
+			t.Fatalf("%+v at %d is answered %+v, but already before the reset %+v is %+v", c, now, a, again, got)
 		}
 
 		end := s.End(name)
@@ -164,7 +165,7 @@ func judge(t *rapid.T, algorithm Algorithm) {
 		}
 	}
 
-	// The calls that passed stay under the bound that the package's doc promises for the algorithm.
+	// The calls that passed stay within the bound that the package promises for the algorithm.
 	for _, p := range m.all {
 		start := p.at - p.at%window
 		if algorithm != Log && m.sum(start, start+window) > most {
@@ -173,12 +174,12 @@ func judge(t *rapid.T, algorithm Algorithm) {
 
 		bound := map[Algorithm]int64{Log: most, Sliding: 2*most - 1, Fixed: 2 * most}[algorithm]
 		if n := m.sum(p.at, p.at+window); n > bound {
-			t.Fatalf("%d passed in the window's time from %d, %d may", n, p.at, bound)
+			t.Fatalf("%d passed in the time of a window from %d, want %d at most", n, p.at, bound)
 		}
 	}
 }
 
-// By a clock finer than that of the states no window has more than its limit either: no window of log at all, and no
+// Even by a finer clock than that of the states no window has more than its limit: no window at all of log, and no
 // window of fixed that begins at a multiple of its length.
 func TestNoWindowHasMoreByAFinerClock(t *testing.T) {
 	const window, millisecond = 1000, 1000 // ms, µs

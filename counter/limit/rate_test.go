@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// tokens is a textbook token bucket: it holds a burst, and one token drips in per Every.
+// tokens is a textbook token bucket: it holds a burst, and gets one token per Every.
 type tokens struct {
 	Rate
 	level time.Duration // its content; a token is worth Every
@@ -47,7 +47,7 @@ func TestRatesAreTokenBuckets(t *testing.T) {
 
 			after, wait := r.Take(back, now, n)
 			if passes := model.take(now, n); passes != (wait == 0) || wait < 0 {
-				t.Fatalf("%d at %s wait %s, want them to pass: %t", n, now, wait, passes)
+				t.Fatalf("%d tokens at %s have to wait %s, want them to pass: %t", n, now, wait, passes)
 			}
 
 			// The wait is exact: it is long enough, and one nanosecond less is not.
@@ -63,16 +63,16 @@ func TestRatesAreTokenBuckets(t *testing.T) {
 			back = after
 			all = append(all, taken{now, n})
 
-			// At its time all is back, and no sooner.
+			// All tokens are back at this time, and no sooner.
 			if _, wait := r.Take(back, back, r.Burst); wait != 0 {
-				t.Fatalf("at %s all should be back, and is after %s", back, wait)
+				t.Fatalf("at %s all tokens should be back, but one has to wait %s", back, wait)
 			}
 			if _, wait := r.Take(back, back-1, r.Burst); wait != 1 {
 				t.Fatalf("all is back sooner than at %s", back)
 			}
 		}
 
-		// In any stretch of time at most the burst passes, and what comes back in the stretch.
+		// In any stretch of time at most the burst and what comes back in the stretch passes.
 		for i, first := range all {
 			sum := 0
 			for _, last := range all[i:] {
@@ -85,7 +85,7 @@ func TestRatesAreTokenBuckets(t *testing.T) {
 	})
 }
 
-// However a clock jumps back and forth, no more passes than if it had gone straight to the furthest time.
+// A clock that jumps back and forth lets no more pass than one that goes straight to the furthest time.
 func TestTheClockOfARateGoesBack(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := Rate{Every: 100 * time.Millisecond, Burst: 5}
@@ -107,7 +107,7 @@ func TestTheClockOfARateGoesBack(t *testing.T) {
 	})
 }
 
-// A caller that waits as long as it is told gets exactly its rate.
+// A caller that always waits as long as it is told gets exactly its rate.
 func TestWaitingIsAsFastAsTheRate(t *testing.T) {
 	r := PerSecond(10, 20)
 	var back, now, wait time.Duration
@@ -121,7 +121,7 @@ func TestWaitingIsAsFastAsTheRate(t *testing.T) {
 	}
 }
 
-// A rate that does not divide a second is never exceeded, not even by a nanosecond's rounding.
+// A rate that does not divide a second is never exceeded, not even by the rounding of a nanosecond.
 func TestPerSecond(t *testing.T) {
 	for n, every := range map[int]time.Duration{1: time.Second, 3: 333_333_334, 10: 100 * time.Millisecond, 1e9: 1} {
 		if r := PerSecond(n, 20); r.Every != every || r.Burst != 20 || r.RefillTime() != 20*every {

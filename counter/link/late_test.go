@@ -18,13 +18,13 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// to has one process own everything.
+// to has one process own all partitions.
 type to struct{ peer *link.Peer }
 
 func (t to) OwnerOf(int) calls.Owner { return t.peer }
 
-// TestALateCallIsNotMade: a link to the owner stalls, and delivers calls after their callers have given up, and after
-// another process was answered. What was answered stands.
+// TestALateCallIsNotMade: a link to the owner stalls. It delivers calls when their callers have given up, and another
+// process has been answered. The answered change stands.
 func TestALateCallIsNotMade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := rowsmem.New(rowsmem.Config{})
@@ -55,7 +55,7 @@ func TestALateCallIsNotMade(t *testing.T) {
 		}
 
 		if err := set(far, "far", 3, 5*time.Second); !errors.Is(err, counter.ErrUnavailable) {
-			t.Fatalf("the call over the stalled link ended with %v", err)
+			t.Fatalf("the call over the stalled link returned %v, want ErrUnavailable", err)
 		}
 		if err := set(w.client, "near", 5, time.Second); err != nil {
 			t.Fatal(err)
@@ -69,10 +69,10 @@ func TestALateCallIsNotMade(t *testing.T) {
 		read, err := owner.NewReader(store, func(string) int { return partition }).Read(t.Context(), []string{"stock"},
 			"", 0)
 		if err != nil || read[0].Value != 5 {
-			t.Errorf("%+v, %v; want what was answered, 5", read, err)
+			t.Errorf("the counter is %+v, %v; want the answered 5", read, err)
 		}
 
-		// The link is as good as any other from now on.
+		// From now on the link works again.
 		if err := set(far, "far again", 7, time.Second); err != nil {
 			t.Error(err)
 		}
@@ -81,15 +81,15 @@ func TestALateCallIsNotMade(t *testing.T) {
 	})
 }
 
-// TestUntilIsOfTheClusterAlone: the wall clocks of two processes have no part in how long a call may take, and a
-// process that does not know the time of the cluster yet refuses nobody.
+// TestUntilIsOfTheClusterAlone: how long a call may take does not depend on the wall clocks of its two processes. A
+// process that does not know the time of the cluster yet refuses no call.
 func TestUntilIsOfTheClusterAlone(t *testing.T) {
-	ahead := func() time.Time { return time.Now().Add(time.Hour) } // than the clock of the machine
+	ahead := func() time.Time { return time.Now().Add(time.Hour) } // ahead of the clock of the machine
 	unknown := func() time.Time { return time.Time{} }
 
 	for name, tc := range map[string]struct {
 		client, server link.Clock
-		want           time.Duration // that is left at the owner; 0: it knows no end
+		want           time.Duration // the time left at the owner; 0: no limit
 	}{
 		"the same":                 {ahead, ahead, time.Minute},
 		"the client does not know": {unknown, ahead, 0},
@@ -130,7 +130,7 @@ func TestUntilIsOfTheClusterAlone(t *testing.T) {
 	}
 }
 
-// stalled are links to a server that keep everything that is sent, until flow is closed.
+// stalled has links to a server that hold back everything that is sent, until flow is closed.
 type stalled struct {
 	server *link.Server
 	flow   chan struct{}
@@ -170,7 +170,7 @@ func (s *stalled) pass(far, near net.Conn) {
 	})
 
 	select {
-	case <-read: // its sender has closed it
+	case <-read: // the sender has closed the link
 		<-s.flow
 	case <-s.flow:
 		_ = near.SetReadDeadline(time.Now())

@@ -58,7 +58,7 @@ func (o *ownerFunc) Release(_ context.Context, to string, partitions []int) erro
 	return nil
 }
 
-// world is a client and a server, which have a pipe for each connection.
+// world is a client and a server. Each connection is a pipe.
 type world struct {
 	client *link.Client
 	server *link.Server
@@ -113,6 +113,7 @@ func valueOf(call owner.Call) owner.Answer {
 	return owner.Answer{Results: []counter.Result{result}}
 }
 
+// TestCallsComeBack: a call reaches the owner as it was sent, and so does its answer the caller.
 func TestCallsComeBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []owner.Call
@@ -172,7 +173,7 @@ func TestCallsComeBack(t *testing.T) {
 	})
 }
 
-// Many calls share a connection, and a slow one holds up no other.
+// Many calls share a connection, and a slow one does not delay the others.
 func TestCallsShareAConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &ownerFunc{do: func(_ context.Context, call owner.Call) (owner.Answer, error) {
@@ -196,14 +197,15 @@ func TestCallsShareAConnection(t *testing.T) {
 		wg.Wait()
 
 		if took := time.Since(begin); took > 100*time.Millisecond {
-			t.Errorf("all together took %v", took)
+			t.Errorf("all calls together took %v, want 100ms at most", took)
 		}
 		if w.connections() != 1 {
-			t.Errorf("%d connections", w.connections())
+			t.Errorf("%d connections, want 1", w.connections())
 		}
 	})
 }
 
+// TestErrorsComeBack: a caller gets the kind of error that the owner returned.
 func TestErrorsComeBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &ownerFunc{}
@@ -239,7 +241,7 @@ func TestErrorsComeBack(t *testing.T) {
 	})
 }
 
-// A process that makes no links is there: nobody may take its partitions.
+// A process that refuses links is reachable: other processes may not take its partitions.
 func TestAProcessWithoutLinksIsReachable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := link.NewClient(func(context.Context, string) (io.ReadWriteCloser, []byte, error) {
@@ -247,7 +249,7 @@ func TestAProcessWithoutLinksIsReachable(t *testing.T) {
 		}, time.Now)
 		defer refused.Close()
 		if err := refused.To("b").Ping(t.Context()); err == nil || errors.Is(err, link.ErrUnreachable) {
-			t.Errorf("a refused link: %v", err)
+			t.Errorf("a ping over a refused link returns %v, want an error other than ErrUnreachable", err)
 		}
 
 		away := link.NewClient(func(context.Context, string) (io.ReadWriteCloser, []byte, error) {
@@ -255,12 +257,12 @@ func TestAProcessWithoutLinksIsReachable(t *testing.T) {
 		}, time.Now)
 		defer away.Close()
 		if err := away.To("b").Ping(t.Context()); !errors.Is(err, link.ErrUnreachable) {
-			t.Errorf("a refused connection: %v", err)
+			t.Errorf("a ping over a refused connection returns %v, want ErrUnreachable", err)
 		}
 	})
 }
 
-// While the store of the other process says nothing, its calls wait and its connection stays: it answers pings.
+// While an owner's store does not answer, its calls wait, and the connection stays, because the process answers pings.
 func TestAWaitingOwnerKeepsItsConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &ownerFunc{do: func(ctx context.Context, _ owner.Call) (owner.Answer, error) {
@@ -284,7 +286,7 @@ func TestAWaitingOwnerKeepsItsConnection(t *testing.T) {
 	})
 }
 
-// A process that has gone without a word is noticed by the first call that it does not answer.
+// The first call that a silent process does not answer shows that it has gone, and the connection is given up.
 func TestASilentConnectionIsGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dialled := 0
@@ -344,7 +346,7 @@ func TestABrokenConnectionIsMadeAnew(t *testing.T) {
 	})
 }
 
-// What was not signed with the key, or not as this frame of this connection, is not carried out.
+// A frame that was not signed with the key, or not as this frame of this connection, is not carried out.
 func TestForgedFramesEndTheConnection(t *testing.T) {
 	good := record(t, []byte("key"))
 	for name, frames := range map[string][]byte{
@@ -380,7 +382,7 @@ func TestForgedFramesEndTheConnection(t *testing.T) {
 				server.Serve(theirs, []byte("key"))
 
 				if most := map[bool]int{true: 1}[name == "twice"]; calls > most {
-					t.Errorf("%d calls were made", calls)
+					t.Errorf("%d calls were made, want %d at most", calls, most)
 				}
 			})
 		})
@@ -408,7 +410,7 @@ func record(t *testing.T, key []byte) []byte {
 		defer client.Close()
 		_, _ = client.To("b").Do(t.Context(), call(1, 1))
 		frame = <-recorded
-		// The ping that came with the call is not of interest.
+		// Only the call is needed, not the ping that follows it.
 		frame = frame[:4+binary.BigEndian.Uint32(frame)]
 	})
 
@@ -422,7 +424,7 @@ func flip(b []byte, at int) []byte {
 	return b
 }
 
-// An owner refuses a change that has no rule, and makes nothing.
+// An owner refuses a change that has no rule, and does not make it.
 func TestAChangeWithoutARule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := start(t, &ownerFunc{do: func(context.Context, owner.Call) (owner.Answer, error) {

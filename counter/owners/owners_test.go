@@ -12,7 +12,7 @@ import (
 
 var seeds = flag.Int("seeds", 5, "random histories of faults")
 
-// threeAndAGateway is a cluster of three processes that own, and a gateway whose clients change all keys all the time.
+// threeAndAGateway is a cluster of three owners, and a gateway whose clients change all keys all the time.
 func threeAndAGateway(t *testing.T) (*world, *load) {
 	return threeAndABusyGateway(t, 100*time.Millisecond)
 }
@@ -31,13 +31,13 @@ func threeAndABusyGateway(t *testing.T, each time.Duration) (*world, *load) {
 	return w, l
 }
 
-// promised checks how long the slowest call waited since the last time, and that none failed.
+// promised checks that since the last check no call failed, and none waited for longer than most.
 func (l *load) promised(t *testing.T, what string, most time.Duration) {
 	t.Helper()
 	longest := l.forget()
 	t.Logf("%s: a call waited for %v at most", what, longest)
 	if longest > most {
-		t.Errorf("%s: a call waited for %v, promised are %v", what, longest, most)
+		t.Errorf("%s: a call waited for %v, want %v at most", what, longest, most)
 	}
 	if l.failed > 0 {
 		t.Errorf("%s: %d calls failed", what, l.failed)
@@ -51,7 +51,7 @@ func TestNothingHappens(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		l.promised(t, "without a fault", 10*time.Millisecond)
 		if w.claims != claims {
-			t.Errorf("%d claims", w.claims-claims)
+			t.Errorf("%d claims were made, want none", w.claims-claims)
 		}
 		w.end(l)
 	})
@@ -61,7 +61,7 @@ func TestAKilledOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, l := threeAndAGateway(t)
 		w.processes["b"].kill()
-		time.Sleep(3 * time.Second) // its lease
+		time.Sleep(3 * time.Second) // until its lease has ended
 		w.ring("a", "c")
 		time.Sleep(10 * time.Second)
 		l.promised(t, "a killed owner", 300*time.Millisecond)
@@ -70,7 +70,7 @@ func TestAKilledOwner(t *testing.T) {
 }
 
 func TestASilentOwner(t *testing.T) {
-	// Pings have a pace of their own, and calls may come soon after one or long after.
+	// A call may come soon after a ping, or long after.
 	aSilentOwner(t, 0, 100*time.Millisecond)
 	aSilentOwner(t, 35*time.Millisecond, 10*time.Millisecond)
 	aSilentOwner(t, 70*time.Millisecond, 20*time.Millisecond)
@@ -81,7 +81,7 @@ func aSilentOwner(t *testing.T, after, each time.Duration) {
 		w, l := threeAndABusyGateway(t, each)
 		time.Sleep(after)
 		w.processes["b"].freeze()
-		time.Sleep(4 * time.Second) // its lease
+		time.Sleep(4 * time.Second) // until its lease has ended
 		w.ring("a", "c")
 		time.Sleep(4 * time.Second)
 		l.promised(t, "a silent owner", 2200*time.Millisecond)
@@ -113,8 +113,7 @@ func TestAnOwnerComesAndLeaves(t *testing.T) {
 	})
 }
 
-// Leases are read once a second by each process, so for some time processes have different rings. No call waits for
-// that.
+// Each process reads the leases once a second, so for some time processes have different rings. No call waits for that.
 func TestRingsDiffer(t *testing.T) {
 	for name, order := range map[string][]string{
 		"the gateway knows first":             {"gateway", "d", "a", "b", "c"},
@@ -139,7 +138,7 @@ func TestRingsDiffer(t *testing.T) {
 	}
 }
 
-// A gateway that is cut off from an owner changes the others' keys, and partitions do not wander.
+// A gateway that is cut off from one owner changes keys of the others. Partitions do not move because of that.
 func TestAGatewayIsCutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, l := threeAndAGateway(t)
@@ -152,10 +151,10 @@ func TestAGatewayIsCutOff(t *testing.T) {
 		time.Sleep(15 * time.Second)
 		l.promised(t, "elsewhere", 50*time.Millisecond)
 		if w.claims != claims {
-			t.Errorf("%d claims", w.claims-claims)
+			t.Errorf("%d claims were made, want none", w.claims-claims)
 		}
 		if from.failed == 0 {
-			t.Error("calls of an owner that cannot be reached did not fail")
+			t.Error("no call to the unreachable owner failed, so the test proves nothing")
 		}
 
 		w.separate("other", "b", false)
@@ -168,7 +167,7 @@ func TestAGatewayIsCutOff(t *testing.T) {
 	})
 }
 
-// Two owners that are cut off from each other fight for no partition, as a third process reaches both.
+// Two owners that are cut off from each other do not fight for a partition, because a third process reaches both.
 func TestOwnersAreCutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, l := threeAndAGateway(t)
@@ -177,7 +176,7 @@ func TestOwnersAreCutOff(t *testing.T) {
 		w.separate("a", "b", true)
 		time.Sleep(30 * time.Second)
 		if n := w.claims - claims; n > 0 {
-			t.Errorf("%d claims", n)
+			t.Errorf("%d claims were made, want none", n)
 		}
 
 		t.Logf("%d claims, %d calls failed at a third process, which waited for %v at most",
@@ -193,8 +192,8 @@ func TestOwnersAreCutOff(t *testing.T) {
 	})
 }
 
-// Whatever happens to processes and links, and whatever rings they believe in, each value is what was acknowledged, and
-// at the end everything works again.
+// Whatever happens to processes and links, and whichever rings they believe in, each value is what was acknowledged,
+// and in the end everything works again.
 func TestAnything(t *testing.T) {
 	n := *seeds
 	if testing.Short() {
@@ -232,7 +231,7 @@ func anything(t *testing.T, seed uint64) {
 			w.separate(one, other, true)
 		case 5:
 			w.separate(one, other, false)
-		case 6: // each believes what it wants
+		case 6: // each process gets a ring of its own
 			for _, p := range w.processes {
 				some := slices.DeleteFunc(slices.Clone(names), func(string) bool { return random.IntN(3) == 0 })
 				p.directory.SetProcesses(some, names)

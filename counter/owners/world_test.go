@@ -99,7 +99,7 @@ func (w *world) start(name string, owning bool) *process {
 	return p
 }
 
-// ring tells all processes who owns, as leases do after a while.
+// ring notifies all processes who owns, as their leases do after a while.
 func (w *world) ring(owning ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -115,7 +115,7 @@ func (w *world) ring(owning ...string) {
 	}
 }
 
-// ringInOrder tells one process after another who owns, and then waits until everybody knows for a while.
+// ringInOrder notifies one process after another who owns, and then waits for a while.
 func (w *world) ringInOrder(order []string, owning ...string) {
 	for _, name := range order {
 		w.processes[name].directory.SetProcesses(owning, order)
@@ -170,7 +170,8 @@ func (p *process) keep(conn net.Conn) {
 	p.conns = append(p.conns, conn)
 }
 
-// end is one end of a link, on which nothing passes while one of the processes stands still or they are cut off.
+// end is one end of a link. It passes nothing while one of the processes stands still, or they are cut off from each
+// other.
 type end struct {
 	net.Conn
 	own, other *process
@@ -246,7 +247,7 @@ func (p *process) isDead() bool {
 	}
 }
 
-// kill ends the process without a word: its connections break, and it writes nothing any more.
+// kill ends the process at once: its connections break, and it writes nothing more.
 func (p *process) kill() {
 	close(p.dead)
 	p.mu.Lock()
@@ -257,7 +258,7 @@ func (p *process) kill() {
 	}
 }
 
-// close ends what runs.
+// close ends everything that runs in the process.
 func (p *process) close() {
 	if !p.isDead() {
 		p.kill()
@@ -271,7 +272,7 @@ func (p *process) close() {
 	}
 }
 
-// store is the store as a process reaches it.
+// store is how a process reaches the store.
 type store struct {
 	*rowsmem.Store
 	p *process
@@ -311,10 +312,10 @@ type load struct {
 	made    map[string]int64
 	unknown map[string]int64
 	failed  int
-	longest time.Duration // that a call waited
+	longest time.Duration // the longest time that a call waited
 }
 
-// keys are one key for each partition.
+// keys has one key for each partition.
 var keys = func() []string {
 	keys := make([]string, rows.Partitions)
 	for i, found := 0, 0; found < rows.Partitions; i++ {
@@ -328,13 +329,13 @@ var keys = func() []string {
 	return keys
 }()
 
-// change begins to increment counters through p.
+// change starts to increment counters through p.
 func (p *process) change(each time.Duration) *load {
 	ctx, stop := context.WithCancel(context.Background())
 	l := &load{stop: stop, made: map[string]int64{}, unknown: map[string]int64{}}
 	for partition, key := range keys {
 		if partition%4 > 0 {
-			continue // a part of them tells as much
+			continue // a part of the partitions suffices
 		}
 		l.wg.Go(func() {
 			for wake.Wait(ctx, each, nil) {
@@ -371,7 +372,7 @@ func (l *load) increment(p *process, partition int, key string) {
 	}
 }
 
-// forget returns the longest wait since the last time.
+// forget returns the longest wait since the last call of forget.
 func (l *load) forget() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -404,7 +405,7 @@ func (w *world) end(loads ...*load) {
 		}
 
 		if v := r.Counter.Value; v < least || v > most {
-			w.t.Errorf("%s is %d, but %d to %d were made", r.Key, v, least, most)
+			w.t.Errorf("%s is %d, want %d to %d", r.Key, v, least, most)
 		}
 	}
 }

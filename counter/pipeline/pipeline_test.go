@@ -22,9 +22,9 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m, redistest.Stop) }
 
-// asStore is counters as a store: what is changed and what asks a limit goes the way that calls go.
+// asStore presents counters as a store: changes and calls on limits go through all layers.
 type asStore struct {
-	counter.Store // what is read
+	counter.Store // reads go to the store
 	counters      *Counters
 }
 
@@ -49,7 +49,7 @@ func (s asStore) Limit(ctx context.Context, calls []limit.Request) []counter.Lim
 // Close implements counter.Store.
 func (s asStore) Close() error { return s.counters.Close() }
 
-// opened is the counters that settings ask for, until the test ends.
+// opened returns the counters that the settings ask for. They are closed when the test ends.
 func opened(t testing.TB, cfg Config) asStore {
 	t.Helper()
 	cfg.Rules, cfg.Registerer = countertest.Rules, prometheus.NewRegistry()
@@ -62,7 +62,7 @@ func opened(t testing.TB, cfg Config) asStore {
 	return asStore{c.store, c}
 }
 
-// The whole way of a change keeps the contract of a store, with all that stands in front of one.
+// The contract of a store holds for the whole way of a change, through all layers in front of the store.
 func TestContractInMemory(t *testing.T) {
 	countertest.FewHistories(t)
 	countertest.RunInBubble(t, func(t testing.TB) countertest.Instance {
@@ -87,7 +87,7 @@ func TestContractInAFile(t *testing.T) {
 	})
 }
 
-// inRedis is the part of a process that is alone in a cluster.
+// inRedis returns the part of a process that is alone in its cluster.
 func inRedis(t testing.TB, url string) *cluster.Process {
 	t.Helper()
 	self := presence.Process{
@@ -117,7 +117,7 @@ func TestServerContractOverRedis(t *testing.T) {
 	})
 }
 
-// slow is a store whose changes take until it is released. Its marks fail.
+// slow is a store whose changes wait until they are released. Its marks fail.
 type slow struct {
 	counter.Store
 	release chan struct{}
@@ -130,7 +130,7 @@ func (s *slow) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 
 func (s *slow) Mark(context.Context, string, int64, []string) error { return counter.ErrUnavailable }
 
-// observed collects the results that an Observer is told of.
+// observed collects the results that an Observer receives.
 type observed chan counter.Result
 
 // Changed implements Observer.
@@ -148,7 +148,7 @@ var (
 	}
 )
 
-// TestACallerIsGone: a change whose caller has left is made, and observed, also while the counters close.
+// TestACallerIsGone: a change whose caller has given up is made and observed, even while the counters close.
 func TestACallerIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &slow{countertest.InMemory(t, nil), make(chan struct{})}
@@ -160,7 +160,7 @@ func TestACallerIsGone(t *testing.T) {
 		synctest.Wait()
 		leave()
 		if r := <-left; !errors.Is(r.Err, counter.ErrUnavailable) {
-			t.Errorf("%+v for a caller that leaves", r)
+			t.Errorf("a caller that gave up got %+v, want ErrUnavailable", r)
 		}
 
 		closed := make(chan error)
@@ -168,7 +168,7 @@ func TestACallerIsGone(t *testing.T) {
 		synctest.Wait()
 		select {
 		case err := <-closed:
-			t.Fatalf("it closes while a change is under way: %v", err)
+			t.Fatalf("Close returned while a change was under way: %v", err)
 		default:
 		}
 
@@ -180,19 +180,19 @@ func TestACallerIsGone(t *testing.T) {
 		select {
 		case r := <-seen:
 			if r.Err != nil || r.Counters[0].Value != 1 {
-				t.Errorf("%+v was observed", r)
+				t.Errorf("%+v was observed, want success with 1", r)
 			}
 		default:
-			t.Error("nothing was observed")
+			t.Error("the change was not observed")
 		}
 
 		if r := c.Change(t.Context(), one("k")); !errors.Is(r.Err, counter.ErrUnavailable) {
-			t.Errorf("%+v after Close", r)
+			t.Errorf("a change after Close is answered %+v, want ErrUnavailable", r)
 		}
 	})
 }
 
-// TestAMarkFails: what could not be marked for a top list is neither acknowledged nor observed as made.
+// TestAMarkFails: a change that could not be marked for a top list is neither acknowledged nor observed as made.
 func TestAMarkFails(t *testing.T) {
 	store := &slow{countertest.InMemory(t, nil), make(chan struct{})}
 	close(store.release)
@@ -202,13 +202,13 @@ func TestAMarkFails(t *testing.T) {
 	for key, made := range map[string]bool{"top:1": false, "other": true} {
 		r := c.Change(t.Context(), one(key))
 		if told := <-seen; (r.Err == nil) != made || (told.Err == nil) != made {
-			t.Errorf("%q: %+v is answered and %+v observed", key, r, told)
+			t.Errorf("%q: %+v was answered, and %+v observed", key, r, told)
 		}
 	}
 }
 
-// TestReservationsExpire by themselves, never early and at most a second late, and whoever observes changes and watches
-// the counter gets that.
+// TestReservationsExpire: reservations expire by themselves, never early and at most a second late. Observers and
+// watchers of the counter are notified.
 func TestReservationsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New(countertest.InMemory(t, nil), countertest.Rules, counter.CombinerConfig{Instant: true}, zerolog.Nop())
@@ -245,18 +245,18 @@ func TestReservationsExpire(t *testing.T) {
 		r := <-seen
 		late := time.Since(began) - hold.For
 		if late < 0 || late > time.Second {
-			t.Errorf("it expires %s late", late)
+			t.Errorf("the reservation expired %s late, want 0 to 1s", late)
 		}
 		if r.Err != nil || r.Counters[0].Value != 0 || r.Reservation.Status != counter.Expired {
-			t.Errorf("observed %+v", r)
+			t.Errorf("%+v was observed, want an expiry that leaves 0", r)
 		}
 		if u := <-told; u[0].Counter.Value != 0 || u[0].Counter.Reserved != 0 {
-			t.Errorf("watchers get %+v", u)
+			t.Errorf("watchers received %+v, want 0 and nothing reserved", u)
 		}
 	})
 }
 
-// TestClockStates: the counters say whether their server can be reached, and that this has changed.
+// TestClockStates: the counters report whether their server can be reached, and each change of that.
 func TestClockStates(t *testing.T) {
 	server := redistest.Start(t)
 	c := opened(t, Config{Cluster: inRedis(t, server.URL())}).counters

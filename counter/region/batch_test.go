@@ -9,7 +9,7 @@ import (
 	"headcount/counter/share"
 )
 
-// TestALargePageGoesOn: the next page begins with the counter that had no room in this one.
+// TestALargePageGoesOn: the next page begins with the counter that had no room in this page.
 func TestALargePageGoesOn(t *testing.T) {
 	large := share.Share{Kind: counter.Sum, Parts: []share.Part{{Region: strings.Repeat("x", maxBytes*2/3)}}}
 	b := &batch{job: job{comparesAll: true}, asked: []string{"a", "b", "c", "d"}}

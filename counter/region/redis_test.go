@@ -30,7 +30,7 @@ type redisRegion struct {
 	store  *region.Store
 }
 
-// openRows returns a store in a Redis, which ends with the test.
+// openRows returns a store in a Redis, which is closed when the test ends.
 func openRows(t *testing.T, server *redistest.Server, inbox string) *rowsredis.Store {
 	t.Helper()
 	s := rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, server.URL()), Inbox: inbox})
@@ -84,7 +84,7 @@ func (r *redisRegion) change(t *testing.T, c counter.Change) {
 	}
 }
 
-// awaitTotals waits until regions have these totals.
+// awaitTotals waits until all regions have these totals.
 func awaitTotals(t *testing.T, want map[string]int64, all ...*redisRegion) {
 	t.Helper()
 	testkit.Eventually(t, fmt.Sprint("all have ", want), func() bool {
@@ -100,8 +100,8 @@ func awaitTotals(t *testing.T, want map[string]int64, all ...*redisRegion) {
 	})
 }
 
-// TestServerTwoRegionsInRedis has inboxes beside the rows of a region in the same Redis, which loses everything: once
-// while its owner lives, and once while nobody remembers.
+// TestServerTwoRegionsInRedis: a region has inboxes beside its rows in the same Redis. That Redis loses everything
+// twice: while its owner lives, and while no process remembers anything.
 func TestServerTwoRegionsInRedis(t *testing.T) {
 	us := &redisRegion{name: "us", server: redistest.Start(t)}
 	eu := &redisRegion{name: "eu", server: redistest.Start(t)}
@@ -129,7 +129,7 @@ func TestServerTwoRegionsInRedis(t *testing.T) {
 	us.server.Flush(t)
 	us.start(t, 2, eu)
 	us.change(t, add("v", 100))
-	awaitTotals(t, map[string]int64{"v": 113, "u": 3, "l": 1}, us, eu) // its set is lost
+	awaitTotals(t, map[string]int64{"v": 113, "u": 3, "l": 1}, us, eu) // the region's set of members is lost
 
 	eu.change(t, counter.Change{Key: "v", Rule: views, Verb: counter.Reset, Reason: "r", By: "b"})
 	eu.change(t, counter.Change{Key: "l", Rule: likes, Verb: counter.Delete})

@@ -23,7 +23,7 @@ import (
 	"headcount/internal/rows"
 )
 
-// place is a region with one process and without faults, apart from links that are cut.
+// place is a region with one process. Nothing fails there, except links that are cut.
 type place struct {
 	name     string
 	home     *journal
@@ -39,7 +39,7 @@ type place struct {
 	cut bool       // from all others
 }
 
-// locked is a log that goroutines share.
+// locked is a log that several goroutines write.
 type locked struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -154,7 +154,7 @@ func end(t *testing.T, all []*place) {
 	}
 }
 
-// settle is long enough for everything to arrive.
+// settle waits long enough for everything to arrive.
 func settle() { time.Sleep(5 * time.Second) }
 
 func (p *place) do(t *testing.T, c counter.Change) counter.Counter {
@@ -230,7 +230,7 @@ func (p *place) metric(t *testing.T, name string) (total float64) {
 	return total
 }
 
-// TestAChangeIsSentOnce has three regions, of which each sends its own changes, and no other.
+// TestAChangeIsSentOnce: of three regions each sends its own changes, and only those.
 func TestAChangeIsSentOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := places(t, []string{"us", "eu", "ap"}, ordinary)
@@ -246,23 +246,23 @@ func TestAChangeIsSentOnce(t *testing.T) {
 			sent := p.metric(t, "headcount_counters_region_sent_total")
 			news := p.metric(t, "headcount_counters_region_merges_total")
 			if sent != 2 || news != 2 {
-				t.Errorf("%s has sent %v, and got %v", p.name, sent, news)
+				t.Errorf("%s has sent %v counters, and received %v; want 2 and 2", p.name, sent, news)
 			}
 			if failed := p.metric(t, "headcount_counters_region_failures_total"); failed > 0 {
-				t.Errorf("%v rounds of %s failed", failed, p.name)
+				t.Errorf("%v rounds of %s failed, want none", failed, p.name)
 			}
 		}
 
 		if c := all[0].read(t, "v"); !c.Approx || c.Stale {
-			t.Errorf("a total of regions is %+v", c)
+			t.Errorf("a total of regions is %+v, want it approximate and not stale", c)
 		}
 
 		end(t, all)
 	})
 }
 
-// TestARegionIsCutForLong changes more counters than a log has. The log says once that the link fails, and once that it
-// does not any more.
+// TestARegionIsCutForLong: while a region is cut off, more counters change than a log has room for. The process logs
+// once that the link fails, and once that it works again.
 func TestARegionIsCutForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := places(t, []string{"us", "eu"}, ordinary)
@@ -290,28 +290,28 @@ func TestARegionIsCutForLong(t *testing.T) {
 		all[0].do(t, counter.Change{Key: keys[0], Rule: views, Verb: counter.Delete})
 		time.Sleep(time.Minute)
 		if lag := all[0].metric(t, "headcount_counters_region_lag_seconds"); lag < 60 {
-			t.Errorf("the peer lacks changes of %v s", lag)
+			t.Errorf("the lag is %v s, want at least 60", lag)
 		}
 		if failed := all[0].metric(t, "headcount_counters_region_failures_total"); failed < 2 {
-			t.Errorf("%v rounds have failed", failed)
+			t.Errorf("%v rounds have failed, want at least 2", failed)
 		}
 
 		all[1].setCut(false)
 		settle()
 		if lag := all[0].metric(t, "headcount_counters_region_lag_seconds"); lag > 0 {
-			t.Errorf("the peer lacks changes of %v s", lag)
+			t.Errorf("after the repair the lag is %v s, want 0", lag)
 		}
 
 		log := all[0].log.String()
 		failing := strings.Count(log, "cannot be replicated to the peer; retrying")
 		if again := strings.Count(log, "are replicated to the peer again"); failing != 1 || again != 1 {
-			t.Errorf("the log says %d times that the link fails, and %d times that it does not:\n%s",
+			t.Errorf("%d lines of the log say that the link fails, and %d that it works again; want 1 and 1:\n%s",
 				failing, again, log)
 		}
 
 		is, err := all[1].store.Aggregate(t.Context(), "v")
 		if err != nil || is.Counters != 4199 || is.Value != 2*4199 {
-			t.Errorf("eu has %+v, %v", is, err)
+			t.Errorf("eu has %+v, %v; want 4199 counters with 2 each", is, err)
 		}
 		if whole := all[0].metric(t, "headcount_counters_region_repairs_total"); whole != rows.Partitions+1 {
 			t.Errorf("%v partitions were compared, want each at the start, and one again", whole)
@@ -321,11 +321,11 @@ func TestARegionIsCutForLong(t *testing.T) {
 	})
 }
 
-// TestPeersOfOtherNames are sent nothing, and a store keeps its name.
+// TestPeersOfOtherNames: a peer with an unexpected name gets nothing, and a store keeps its name.
 func TestPeersOfOtherNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := places(t, []string{"us", "eu"}, ordinary)
-		all[1].end(t) // before it has written its name
+		all[1].end(t) // before the process has written its name
 		all[1].name = "ap"
 		all[1].start(t, all, ordinary)
 		settle()
@@ -333,10 +333,10 @@ func TestPeersOfOtherNames(t *testing.T) {
 		settle()
 
 		if is := all[1].read(t, "v"); is.Touched() {
-			t.Errorf("a region of another name has %+v", is)
+			t.Errorf("the region with another name has %+v, want nothing", is)
 		}
 		if n := strings.Count(all[0].log.String(), "correct --peer"); n != 1 {
-			t.Errorf("the log says %d times what is wrong:\n%s", n, all[0].log.String())
+			t.Errorf("%d lines of the log advise to correct --peer, want 1:\n%s", n, all[0].log.String())
 		}
 
 		all[1].end(t)
@@ -344,14 +344,15 @@ func TestPeersOfOtherNames(t *testing.T) {
 		all[1].start(t, all, ordinary)
 		settle()
 		if n := strings.Count(all[1].log.String(), "correct --region"); n != 1 {
-			t.Errorf("the log says %d times what is wrong:\n%s", n, all[1].log.String())
+			t.Errorf("%d lines of the log advise to correct --region, want 1:\n%s", n, all[1].log.String())
 		}
 
 		end(t, all)
 	})
 }
 
-// TestCountersOfOtherKindsAreNotMerged also has exact ones, which belong to their region.
+// TestCountersOfOtherKindsAreNotMerged: counters of different kinds are not merged, and exact ones belong to their
+// region.
 func TestCountersOfOtherKindsAreNotMerged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		others := mustRules(&counter.Rule{Match: "l*", Kind: counter.Sum},
@@ -375,15 +376,15 @@ func TestCountersOfOtherKindsAreNotMerged(t *testing.T) {
 			}
 
 			if odd := all[i].metric(t, "headcount_counters_region_odd_total"); odd == 0 {
-				t.Errorf("%s has not counted what it could not merge", all[i].name)
+				t.Errorf("%s has not counted the counters that it could not merge", all[i].name)
 			}
 			if !strings.Contains(all[i].log.String(), "every region needs the same rules") {
-				t.Errorf("the log of %s says: %s", all[i].name, all[i].log.String())
+				t.Errorf("the log of %s lacks the advice to use the same rules: %s", all[i].name, all[i].log.String())
 			}
 		}
 
 		if is, err := all[1].store.Aggregate(t.Context(), "v"); err != nil || is.Counters != 1 {
-			t.Errorf("beside an exact counter there is another one: %+v, %v", is, err)
+			t.Errorf("beside the exact counter there is another one: %+v, %v", is, err)
 		}
 		if all[0].read(t, "s").Approx {
 			t.Error("an exact counter is approximate")
@@ -393,7 +394,7 @@ func TestCountersOfOtherKindsAreNotMerged(t *testing.T) {
 	})
 }
 
-// TestTotalsAtTheBounds has parts that fit 64 bits alone, and totals that do not.
+// TestTotalsAtTheBounds: a part of a region fits into 64 bits, but the total of all regions does not.
 func TestTotalsAtTheBounds(t *testing.T) {
 	const huge = int64(1) << 62
 	synctest.Test(t, func(t *testing.T) {
@@ -417,18 +418,18 @@ func TestTotalsAtTheBounds(t *testing.T) {
 		us.setCut(false)
 		settle()
 		if a, b := us.read(t, "v").Value, eu.read(t, "v").Value; a != huge || b != huge {
-			t.Fatalf("totals are %d and %d, which cannot be merged", a, b)
+			t.Fatalf("the totals are %d and %d, want the own part where the total does not fit", a, b)
 		}
 
-		// Room for both parts.
+		// Now the total has room for both parts.
 		must(adjust(us, -huge-huge))
 		settle()
 		must(adjust(eu, 1))
 		agree(t, all, "v", 1)
 
-		// The total has room, the own part has not.
+		// The total would fit, but the own part would not.
 		if r := adjust(eu, math.MaxInt64-10); r.Err == nil || !strings.Contains(r.Err.Error(), "part of this region") {
-			t.Errorf("a part beyond 64 bits: %+v", r)
+			t.Errorf("a part beyond 64 bits: %+v, want an error about it", r)
 		}
 
 		agree(t, all, "v", 1)
@@ -436,7 +437,7 @@ func TestTotalsAtTheBounds(t *testing.T) {
 	})
 }
 
-// TestDeletionsAreForgotten after thirty days, and not before.
+// TestDeletionsAreForgotten: a deletion is forgotten after thirty days, and not before.
 func TestDeletionsAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := places(t, []string{"us", "eu"}, ordinary)
@@ -456,9 +457,9 @@ func TestDeletionsAreForgotten(t *testing.T) {
 		agree(t, all, "v", 3)
 		eu.setCut(true)
 		us.do(t, counter.Change{Key: "v", Rule: views, Verb: counter.Delete})
-		eu.do(t, add("v", 1)) // it goes with the rest
+		eu.do(t, add("v", 1)) // this one is deleted with the rest
 		pass := func(days time.Duration) {
-			end(t, all) // else there are too many rounds
+			end(t, all) // otherwise there would be too many rounds
 			time.Sleep(days * 24 * time.Hour)
 			for _, p := range all {
 				p.start(t, all, ordinary)
@@ -469,7 +470,8 @@ func TestDeletionsAreForgotten(t *testing.T) {
 		eu.setCut(false)
 		agree(t, all, "v", 0)
 		if us.read(t, "v").Touched() || eu.read(t, "v").Touched() || graves(us) != 1 || graves(eu) != 1 {
-			t.Errorf("us has %d deletions, eu %d, and the counter is %+v", graves(us), graves(eu), eu.read(t, "v"))
+			t.Errorf("us has %d deletions, eu %d, want 1 and 1; the counter is %+v, want none",
+				graves(us), graves(eu), eu.read(t, "v"))
 		}
 
 		eu.do(t, add("v", 2))
@@ -479,13 +481,13 @@ func TestDeletionsAreForgotten(t *testing.T) {
 		pass(2)
 		time.Sleep(5 * time.Minute)
 		if graves(us) != 1 || graves(eu) != 1 {
-			t.Errorf("us has %d deletions, eu %d", graves(us), graves(eu))
+			t.Errorf("us has %d deletions, eu %d, want 1 and 1", graves(us), graves(eu))
 		}
 
 		pass(30)
 		time.Sleep(5 * time.Minute)
 		if graves(us)+graves(eu) != 0 {
-			t.Errorf("us has %d deletions, eu %d", graves(us), graves(eu))
+			t.Errorf("us has %d deletions, eu %d, want none", graves(us), graves(eu))
 		}
 
 		us.do(t, add("v", 1))
@@ -494,7 +496,8 @@ func TestDeletionsAreForgotten(t *testing.T) {
 	})
 }
 
-// TestHistoriesAndDimensionsAreAddedUp asks all regions.
+// TestHistoriesAndDimensionsAreAddedUp: histories and dimensions include all regions. What a silent region would add is
+// missing, and the answer says that it is stale.
 func TestHistoriesAndDimensionsAreAddedUp(t *testing.T) {
 	const text = `{"rules":[{"match":"c","kind":"sum","buckets":["1h:90d"],"dimensions":["country"]},` +
 		`{"match":"g","kind":"unique","buckets":["1h:90d"]}]}`
@@ -513,7 +516,7 @@ func TestHistoriesAndDimensionsAreAddedUp(t *testing.T) {
 				})
 			}
 
-			visitors := []string{fmt.Sprint(i), fmt.Sprint(i + 1)} // of two neighbours each has one
+			visitors := []string{fmt.Sprint(i), fmt.Sprint(i + 1)} // each is shared with a neighbour
 			p.do(t, counter.Change{Key: "g", Rule: rules.Find("g"), Verb: counter.Edit, Join: visitors})
 		}
 
@@ -535,21 +538,21 @@ func TestHistoriesAndDimensionsAreAddedUp(t *testing.T) {
 		clicked, c := gained(all[0], "c")
 		guested, g := gained(all[0], "g")
 		if clicked != 12 || guested != 4 || c.Stale || g.Stale || !c.Approx {
-			t.Errorf("gained %d and %d: %+v, %+v", clicked, guested, c, g)
+			t.Errorf("gained %d and %d, want 12 and 4: %+v, %+v", clicked, guested, c, g)
 		}
 
 		_, counted, err := all[1].store.Dimension(t.Context(), "c", "country")
 		if err != nil || fmt.Sprint(counted.Values) != "map[ap:3 de:6 eu:2 us:1]" {
-			t.Errorf("counted %+v, %v", counted, err)
+			t.Errorf("the dimension is %+v, %v", counted, err)
 		}
 
 		all[2].setCut(true)
 		if clicked, c := gained(all[0], "c"); clicked != 6 || !c.Stale {
-			t.Errorf("without ap gained %d: %+v", clicked, c)
+			t.Errorf("without ap %d are gained, want 6, and stale: %+v", clicked, c)
 		}
 		if c, counted, err := all[0].store.Dimension(t.Context(), "c", "country"); err != nil || !c.Stale ||
 			counted.Values["de"] != 3 {
-			t.Errorf("without ap counted %+v, %+v, %v", c, counted, err)
+			t.Errorf("without ap the dimension is %+v, %+v, %v", c, counted, err)
 		}
 
 		all[2].setCut(false)
@@ -557,7 +560,7 @@ func TestHistoriesAndDimensionsAreAddedUp(t *testing.T) {
 		all[1].do(t, counter.Change{Key: "c", Rule: rules.Find("c"), Verb: counter.Reset, Reason: "r", By: "b"})
 		agree(t, all, "c", 0)
 		if clicked, _ := gained(all[0], "c"); clicked != 12 {
-			t.Errorf("after a reset %d are gained", clicked)
+			t.Errorf("after a reset %d are gained, want 12", clicked)
 		}
 
 		all[1].do(t, counter.Change{Key: "c", Rule: rules.Find("c"), Verb: counter.Delete})
@@ -565,14 +568,14 @@ func TestHistoriesAndDimensionsAreAddedUp(t *testing.T) {
 		clicked, _ = gained(all[2], "c")
 		_, counted, err = all[2].store.Dimension(t.Context(), "c", "country")
 		if clicked != 0 || err != nil || len(counted.Values) != 0 {
-			t.Errorf("of a deleted counter %d, %+v, %v are left", clicked, counted, err)
+			t.Errorf("a deleted counter still has %d, %+v, %v; want nothing", clicked, counted, err)
 		}
 
 		end(t, all)
 	})
 }
 
-// TestMembersAreNotShared reads who is in a set: each region knows its own.
+// TestMembersAreNotShared: each region knows only its own members of a set.
 func TestMembersAreNotShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := places(t, []string{"us", "eu"}, ordinary)
@@ -591,8 +594,8 @@ func TestMembersAreNotShared(t *testing.T) {
 	})
 }
 
-// TestAnExportKeepsWhatOthersHaveCounted puts an export of a region into an empty store, while the other region goes
-// on.
+// TestAnExportKeepsWhatOthersHaveCounted: an export of a region is imported into an empty store while the other region
+// goes on. What that region has counted stays.
 func TestAnExportKeepsWhatOthersHaveCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := places(t, []string{"us", "eu"}, ordinary)
@@ -627,7 +630,7 @@ func TestAnExportKeepsWhatOthersHaveCounted(t *testing.T) {
 		})
 
 		if err != nil || len(copies) != 3 {
-			t.Fatalf("%d copies, %v", len(copies), err)
+			t.Fatalf("the export has %d counters, %v; want 3", len(copies), err)
 		}
 
 		us.end(t)
@@ -639,7 +642,7 @@ func TestAnExportKeepsWhatOthersHaveCounted(t *testing.T) {
 		all[1].do(t, add("v", 20))
 		us.start(t, all, ordinary)
 		if n, err := us.counters.Restore(t.Context(), copies, ordinary); n != 3 || err != nil {
-			t.Fatalf("%d are restored, %v", n, err)
+			t.Fatalf("%d counters were restored, %v; want 3", n, err)
 		}
 
 		agree(t, all, "v", 30)
@@ -654,13 +657,14 @@ func TestAnExportKeepsWhatOthersHaveCounted(t *testing.T) {
 	})
 }
 
-// TestADeletionBeforeARestart while the other region is cut off: the process that made it remembers nothing of it, and
-// the other region has no reason to send the counter.
+// TestADeletionBeforeARestart: a counter is deleted while the other region is cut off, and then the process is
+// restarted. It remembers nothing of the deletion, and the other region has no reason to send the counter. Both end
+// with the deletion.
 func TestADeletionBeforeARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := places(t, []string{"us", "eu"}, ordinary)
 		us, eu := all[0], all[1]
-		settle() // later on eu compares nothing
+		settle() // after that eu compares nothing
 		us.do(t, add("v", 3))
 		agree(t, all, "v", 3)
 
@@ -674,14 +678,14 @@ func TestADeletionBeforeARestart(t *testing.T) {
 	})
 }
 
-// TestAnInboxLosesItsTail between two changes.
+// TestAnInboxLosesItsTail: an inbox loses its newest commits between two changes, and gets them again.
 func TestAnInboxLosesItsTail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := places(t, []string{"us", "eu"}, ordinary)
 		us, eu := all[0], all[1]
 		inbox := eu.inboxes["us"]
 		settle()
-		eu.end(t) // nobody reads the inbox
+		eu.end(t) // so no process reads the inbox
 		before := time.Now()
 		time.Sleep(time.Second)
 		us.do(t, add("v", 1))
@@ -692,7 +696,7 @@ func TestAnInboxLosesItsTail(t *testing.T) {
 
 		time.Sleep(300 * time.Millisecond)
 		inbox.back(before)
-		us.do(t, add(other, 2)) // before the link looks where the inbox is
+		us.do(t, add(other, 2)) // before the link reads the position of the inbox
 		settle()
 		eu.start(t, all, ordinary)
 		agree(t, all, "v", 1)
@@ -702,7 +706,8 @@ func TestAnInboxLosesItsTail(t *testing.T) {
 	})
 }
 
-// TestAnInboxLosesPages of a partition that is being sent whole: in the midst, and before the last commit.
+// TestAnInboxLosesPages: a partition is being sent as a whole, and the inbox loses pages of it: in the middle, and just
+// before the last commit.
 func TestAnInboxLosesPages(t *testing.T) {
 	const counters = 900
 	for _, pages := range []int{500, counters} {
@@ -725,8 +730,8 @@ func TestAnInboxLosesPages(t *testing.T) {
 			}
 
 			us.end(t)
-			us.start(t, all, ordinary) // without a log
-			eu.end(t)                  // nobody reads the inbox
+			us.start(t, all, ordinary) // the new process has no log
+			eu.end(t)                  // so no process reads the inbox
 			eu.setCut(false)
 
 			sent := func() (n int) {
@@ -748,7 +753,7 @@ func TestAnInboxLosesPages(t *testing.T) {
 			eu.start(t, all, ordinary)
 			settle()
 			if is, err := eu.store.Aggregate(t.Context(), "v many"); err != nil || is.Counters != counters {
-				t.Errorf("after the loss of %d eu has %+v, %v", pages, is, err)
+				t.Errorf("after the loss of %d pages eu has %+v, %v; want all counters", pages, is, err)
 			}
 
 			end(t, all)
@@ -756,7 +761,8 @@ func TestAnInboxLosesPages(t *testing.T) {
 	}
 }
 
-// TestAnInboxIsTakenBack from a process that was late and has claimed it, though it is not the owner any more.
+// TestAnInboxIsTakenBack: a late process has claimed an inbox, though it owns the partition no longer. The owner takes
+// it back.
 func TestAnInboxIsTakenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := places(t, []string{"us", "eu"}, ordinary)
@@ -770,8 +776,9 @@ func TestAnInboxIsTakenBack(t *testing.T) {
 	})
 }
 
-// TestARepairIsSentOn: eu has lost a visitor whom us knows, and has gone on beyond it, so its share is newer and lacks
-// something. That us has lost nothing and hears something new is no reason to send it, but for the mark.
+// TestARepairIsSentOn: eu has lost a visitor whom us knows, and has counted further, so its share is newer and lacks
+// the visitor. Usually us sends only what it has changed itself; the mark of the repair makes it send this share as
+// well.
 func TestARepairIsSentOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := places(t, []string{"us", "eu", "ap"}, ordinary)
@@ -808,8 +815,8 @@ func TestARepairIsSentOn(t *testing.T) {
 	})
 }
 
-// TestAPartitionIsGivenUpAtOnce: one that was claimed, changed and given up between two looks at the owner leaves
-// nothing that holds up the others.
+// TestAPartitionIsGivenUpAtOnce: a partition is claimed, changed and given up between two rounds. It leaves nothing
+// that delays the other partitions.
 func TestAPartitionIsGivenUpAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := places(t, []string{"us", "eu"}, ordinary)

@@ -19,17 +19,18 @@ import (
 	"headcount/internal/rows"
 )
 
-// The simulation runs two or three regions, each with a store, processes and gateways of its own, and links between
-// them. Gateways change some counters all the time. Meanwhile links are cut, slow, and lose calls and answers;
-// processes are killed, and partitions move; a store loses its newest changes, or comes back empty or older; a region
-// joins later. Then everything heals, and all regions must have the same totals: what was acknowledged. The seed
-// decides what happens.
+// The simulation runs two or three regions, each with its own store, processes and gateways, and links between them.
+// Gateways change some counters all the time. Meanwhile links are cut, slow, and lose calls and answers; processes are
+// killed, and partitions move; a store loses its newest changes, or comes back empty or older; a region joins later.
+// Then everything heals, and all regions must have the same totals: those of the acknowledged changes. The seed decides
+// what happens.
 
 func TestSimulation(t *testing.T) {
 	simtest.Check(t, 24, 10, func(seed uint64, notes *simtest.Notes) { newSimulation(seed, plan{}, notes).run() })
 }
 
-// TestSimulationFindsPlantedFaults has shares be merged, kept and sent wrongly. Each seed has to find each of these.
+// TestSimulationFindsPlantedFaults plants faults in how shares are merged, kept and sent. Each seed has to find each of
+// them.
 func TestSimulationFindsPlantedFaults(t *testing.T) {
 	for name, planted := range map[string]plan{
 		"a share added instead of replaced":  {adds: true},
@@ -41,13 +42,13 @@ func TestSimulationFindsPlantedFaults(t *testing.T) {
 				newSimulation(seed, planted, notes).run()
 			})
 			if found < int64(n) {
-				t.Errorf("%d of %d seeds found it", found, n)
+				t.Errorf("%d of %d seeds found the planted fault, want all", found, n)
 			}
 		})
 	}
 }
 
-// plan says what is planted.
+// plan says which fault is planted.
 type plan struct {
 	adds, hidesLosses, noReset bool
 	empties                    bool // one of the faults is an emptied store
@@ -57,10 +58,10 @@ type plan struct {
 const (
 	simProcesses = 2 // of each region
 	simWorkers   = 2
-	simFaults    = 9               // one after another, and as number 9 what gets lost all the time
-	simLoud      = 4 * time.Second // counters that are quiet later change
+	simFaults    = 9               // one after another; as number 9 count the losses that happen all the time
+	simLoud      = 4 * time.Second // how long the counters change that are quiet later
 	simHeal      = 3 * time.Second // for owners to heal what a store lost
-	simSettle    = 5 * time.Second // for regions to hear everything
+	simSettle    = 5 * time.Second // for regions to receive everything
 )
 
 type simulation struct {
@@ -75,12 +76,12 @@ type simulation struct {
 
 	mu    sync.Mutex // guards the fields below
 	cuts  map[[2]string]bool
-	lost  float64 // of what goes over links
+	lost  float64 // share of the calls and answers on links that get lost
 	made  int
 	sums  map[string]int64
 	seen  map[string]*hyperloglog.Registers
 	likes map[string]int64
-	lossy bool // members were lost with a store, for nobody else knows them
+	lossy bool // members were lost with a store: no other region knows them
 }
 
 // simRegion is one region.
@@ -98,7 +99,7 @@ type simRegion struct {
 	steady    time.Time // since when no partition has moved
 	processes []*process
 	route     [rows.Partitions]int
-	versions  map[string]counter.Version // of each key, as watchers have heard
+	versions  map[string]counter.Version // of each key, as watchers received it
 	values    map[string]int64           // by key and version
 }
 
@@ -115,7 +116,7 @@ var (
 	simMembers = &counter.Rule{Match: "members*", Kind: counter.Members}
 	simUnique  = &counter.Rule{Match: "unique*", Kind: counter.Unique}
 
-	// Those that are not reset must be what was acknowledged.
+	// Counters that are not reset must be what was acknowledged.
 	simKeys = []simKey{
 		{key: "sum1", rule: simSum},
 		{key: "sum2", rule: simSum, quiet: true},
@@ -130,8 +131,8 @@ var (
 type simKey struct {
 	key    string
 	rule   *counter.Rule
-	resets bool // it is reset and deleted, too
-	quiet  bool // it changes in the beginning alone
+	resets bool // is also reset and deleted
+	quiet  bool // changes only in the beginning
 }
 
 func newSimulation(seed uint64, planted plan, notes *simtest.Notes) *simulation {
@@ -219,10 +220,10 @@ func (s *simulation) run() {
 		r.end()
 	}
 
-	s.stray.Wait() // a commit under way may arrive late also now
+	s.stray.Wait() // a commit under way may still arrive
 }
 
-// joined returns one of the regions that take part.
+// joined returns one of the regions that have joined.
 func (s *simulation) joined() *simRegion {
 	for {
 		r := s.regions[s.rand.Below(len(s.regions))]
@@ -251,7 +252,7 @@ func (s *simulation) join(r *simRegion) {
 	}
 }
 
-// partitions returns those of the keys, and the one that has the name of the region.
+// partitions returns the partitions of the keys, and the one that has the name of the region.
 func partitions() []int {
 	all := []int{0}
 	for _, k := range simKeys {
@@ -319,7 +320,7 @@ func (p *process) near(to *journal, name string) *way {
 	}
 }
 
-// notes returns what notes the claims and commits of a process in a store.
+// notes returns the function that notes the claims and commits of a process in a store.
 func (p *process) notes(store string) func(string, ...any) {
 	return func(format string, args ...any) {
 		p.of.of.Logf("%s, store %s: %s", p.name, store, fmt.Sprintf(format, args...))
@@ -359,7 +360,7 @@ func (p *process) kill() {
 	p.owner.Close()
 }
 
-// move has a process claim a partition, and tells the gateways.
+// move makes a process claim a partition, and gateways route to it.
 func (r *simRegion) move(id, to int) {
 	r.mu.Lock()
 	p := r.processes[to]
@@ -438,7 +439,7 @@ func (s *simulation) fault() {
 	}
 }
 
-// standStill suspends a process, which loses its partitions and does not know it when it goes on.
+// standStill suspends a process. It loses its partitions meanwhile, and does not know that when it resumes.
 func (s *simulation) standStill(r *simRegion) {
 	i := s.rand.Below(simProcesses)
 	s.Fault("a process of %s stands still", r.name)
@@ -495,7 +496,7 @@ func (r *simRegion) replace(i int) {
 	}
 }
 
-// loseTail has the store of a region lose what it wrote last, while its owners live.
+// loseTail makes a region's store lose its newest writes, while its owners live.
 func (s *simulation) loseTail(r *simRegion) {
 	if time.Since(r.steady) < 2*time.Second {
 		return
@@ -503,7 +504,7 @@ func (s *simulation) loseTail(r *simRegion) {
 
 	s.Fault("the store of %s loses its tail", r.name)
 	r.back(time.Now().Add(-s.rand.UpTo(time.Second)))
-	time.Sleep(simHeal) // what an owner has not healed when it dies is lost
+	time.Sleep(simHeal) // an owner that died before it has healed the loss would lose it for good
 }
 
 func (r *simRegion) back(to time.Time) {
@@ -513,11 +514,11 @@ func (r *simRegion) back(to time.Time) {
 	}
 }
 
-// loseAll has the store of a region come back empty or older, when all others have heard everything, and nobody
-// remembers what it lost.
+// loseAll makes a region's store come back empty or older. By then all other regions have received everything, and no
+// process remembers what was lost.
 func (s *simulation) loseAll(r *simRegion, empty bool) {
 	if !s.regions[1].joined {
-		return // there are no others
+		return // there are no other regions
 	}
 
 	r.pause(true)
@@ -555,7 +556,7 @@ func (s *simulation) loseAll(r *simRegion, empty bool) {
 		r.move(id, s.rand.Below(simProcesses))
 	}
 
-	// What it counts on an older value, before it has heard what it lost, may be lost.
+	// Changes that it makes to an older value, before it has received what it lost, may be lost.
 	if !empty {
 		time.Sleep(simSettle)
 	}
@@ -566,7 +567,7 @@ func (s *simulation) loseAll(r *simRegion, empty bool) {
 	s.lost = lost
 }
 
-// pause has the gateways of a region change nothing, and waits until what is under way is answered.
+// pause makes the gateways of a region stop their changes, and waits for the answers to those under way.
 func (r *simRegion) pause(on bool) {
 	r.mu.Lock()
 	r.paused = on
@@ -584,7 +585,7 @@ func (s *simulation) healLinks() {
 	s.lost = 0
 }
 
-// lossOf returns how much of what goes over links is lost.
+// lossOf returns which share of the calls on links gets lost.
 func (s *simulation) lossOf() float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -609,14 +610,14 @@ func (s *simulation) healAll() {
 		s.healLinks()
 	})
 
-	time.Sleep(15 * time.Second) // links that were to be cut for longer
+	time.Sleep(15 * time.Second) // until links that were cut for longer are healed
 	s.healLinks()
 }
 
-// heard checks what watchers hear: no version goes back, but to none.
+// heard checks what watchers receive: no version goes back, except to that of no counter.
 func (r *simRegion) heard(_ int, _ uint64, publication []byte) {
 	if len(publication) == 0 {
-		return // any counter may have changed
+		return // no details: any counter may have changed
 	}
 
 	err := owner.Publication(publication, func(u counter.Update) {
@@ -639,7 +640,7 @@ func (r *simRegion) heard(_ int, _ uint64, publication []byte) {
 	}
 }
 
-// noteLocked notes that a version has a value. The caller has mu.
+// noteLocked notes the value that a version has. The caller holds mu.
 func (r *simRegion) noteLocked(key string, v counter.Version, value int64) {
 	if v == (counter.Version{}) {
 		return

@@ -99,7 +99,7 @@ func (r *simRegion) change(caller *call.Caller, dice *simtest.Dice, name string,
 	}
 }
 
-// do makes a change until it is made.
+// do makes a change, and repeats it until it succeeds.
 func (r *simRegion) do(caller *call.Caller, c counter.Change) {
 	op := counter.Op{Changes: []counter.Change{c}}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -121,7 +121,7 @@ func (r *simRegion) do(caller *call.Caller, c counter.Change) {
 	r.mu.Unlock()
 }
 
-// read returns what a region's store has of a counter.
+// read returns a counter from the store of a region.
 func (r *simRegion) read(key string) counter.Counter {
 	way := &way{to: r.home, dice: simtest.NewDice(0, ""), most: 1}
 	way.passes = func() bool { return true }
@@ -163,7 +163,7 @@ func (s *simulation) check() {
 	}
 }
 
-// epilogue resets counters in one region and counts on in all.
+// epilogue resets counters in one region, and then counts in all regions.
 func (s *simulation) epilogue() {
 	var callers []*call.Caller
 	for _, r := range s.regions {

@@ -13,7 +13,7 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// journal is a store of a region. It keeps a log of what changed it, so that it can go back to a former moment.
+// journal is a store of a region. It keeps a log of all changes, so that it can go back to an earlier moment.
 type journal struct {
 	watches rows.Watches
 
@@ -21,10 +21,10 @@ type journal struct {
 	store   *rowsmem.Store
 	numbers [rows.Partitions]uint64
 	log     []entry
-	at      time.Time // of what is repeated; zero: now
+	at      time.Time // time of the repeated change; zero: now
 
 	// Planted faults.
-	hidesLosses bool // the store says that it has the last commit it ever had
+	hidesLosses bool // the store claims to have the last commit that it ever had
 	newest      map[int]rows.Commit
 	adds        bool // the store adds up the values of a share
 	added       map[string]int64
@@ -95,7 +95,7 @@ func (j *journal) commit(c rows.Commit) error {
 	return nil
 }
 
-// add is a planted fault: of each share it adds the value to those of before.
+// add is a planted fault: it adds the value of each share to the former ones.
 func (j *journal) add(c *rows.Commit) {
 	for i := range c.Rows {
 		row := &c.Rows[i]
@@ -118,7 +118,7 @@ func (j *journal) add(c *rows.Commit) {
 	}
 }
 
-// back makes the store what it was at a moment.
+// back makes the store what it was at an earlier moment.
 func (j *journal) back(to time.Time) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -174,14 +174,14 @@ func (j *journal) scan(id int, collection, after string, each func(string, []byt
 	return store.Scan(context.Background(), id, collection, after, each)
 }
 
-// way is how a process reaches a store: one of its own region, or one of another region over a link.
+// way is how a process reaches a store, in its own region or, over a link, in another one.
 type way struct {
 	to      *journal
 	dice    *simtest.Dice
 	most    time.Duration  // each way
-	passes  func() bool    // asks whether the process lives, and whether the link is cut
-	lost    func() float64 // of calls, and of their answers
-	late    func(func())   // has a commit that was lost arrive at some later moment; nil: it never does
+	passes  func() bool    // false if the process is dead or the link is cut
+	lost    func() float64 // share of the calls, and of the answers, that get lost
+	late    func(func())   // makes a lost commit arrive later; nil: it never does
 	noReset bool           // a planted fault: resets are not sent
 
 	note func(format string, args ...any) // of claims and commits
@@ -189,7 +189,7 @@ type way struct {
 
 var _ rows.Store = (*way)(nil)
 
-// passesOnce is the way there, or back.
+// passesOnce is one way, there or back.
 func (w *way) passesOnce() bool {
 	time.Sleep(w.dice.UpTo(w.most))
 

@@ -42,7 +42,7 @@ func dumped(t testing.TB, d counter.Dumper) (all []counter.Copy) {
 	return all
 }
 
-// carryHalf leaves exact counters as a process does that is killed before it has them deleted in Redis.
+// carryHalf leaves exact counters in the state of a process that was killed before it deleted them in Redis.
 func (s *stores) carryHalf(t testing.TB, all []counter.Copy) {
 	t.Helper()
 	p := s.open(t)
@@ -63,7 +63,7 @@ func (s *stores) carryHalf(t testing.TB, all []counter.Copy) {
 	p.kill()
 }
 
-// sameCounters expects the counters want, by their states and by how much they have besides.
+// sameCounters compares counters: their states, and how many ledger entries and other rows they have.
 func sameCounters(t testing.TB, got, want []counter.Copy) {
 	t.Helper()
 	if len(got) != len(want) {
@@ -79,9 +79,9 @@ func sameCounters(t testing.TB, got, want []counter.Copy) {
 	}
 }
 
-// TestServerPostgresAdded: what a Redis had alone is in PostgreSQL before a gateway is ready, exact counters with
-// their ledgers too, once, although a process was killed meanwhile. Nothing that was made under an idempotency key is
-// made again, also when Redis is lost then.
+// TestServerPostgresAdded: PostgreSQL is put behind a Redis that was used alone. Before a gateway is ready, all
+// counters are in PostgreSQL exactly once, including exact ones with their ledgers, even if a process was killed
+// meanwhile. A change made under an idempotency key is not made again, even if Redis is lost then.
 func TestServerPostgresAdded(t *testing.T) {
 	in := newStores(t)
 	alone := in.alone(t)
@@ -114,8 +114,8 @@ func TestServerPostgresAdded(t *testing.T) {
 	becomes(t, p, "e:1", 9)
 }
 
-// TestServerRedisAdded: an empty Redis in front of a PostgreSQL that was used alone has what that has, and PostgreSQL
-// is not used without it again.
+// TestServerRedisAdded: an empty Redis is put in front of a PostgreSQL that was used alone, and has all its counters.
+// After that PostgreSQL cannot be used alone again.
 func TestServerRedisAdded(t *testing.T) {
 	in := newStores(t)
 	alone := openAlone(t, in.url)
@@ -128,16 +128,17 @@ func TestServerRedisAdded(t *testing.T) {
 	p := in.begin(t)
 	mustReplay(t, p, op("sum", add("s:1", 3)), op("exact", add("e:1", 7)))
 	if c := must(t, p, op("", add("s:1", 1))); c.Value != 4 {
-		t.Errorf("it goes on with %+v", c)
+		t.Errorf("the next change makes the counter %+v, want 4", c)
 	}
 
 	_, err := OpenAlone(t.Context(), AloneConfig{URL: in.url, Rules: countertest.Rules})
 	if err == nil || !strings.Contains(err.Error(), "a Redis stands in front") {
-		t.Errorf("PostgreSQL alone: %v", err)
+		t.Errorf("PostgreSQL used alone again: %v, want that a Redis stands in front", err)
 	}
 }
 
-// TestServerColdCounters leave Redis, whatever they consist of, and are as they were when somebody needs them.
+// TestServerColdCounters: counters that were not changed for long leave Redis, whatever their kind. When they are
+// needed they are as before.
 func TestServerColdCounters(t *testing.T) {
 	in := newStores(t)
 	p := in.open(t)
@@ -154,6 +155,6 @@ func TestServerColdCounters(t *testing.T) {
 
 	sameCounters(t, dumped(t, p), want)
 	if c := must(t, p, op("", add("s:1", 1))); c.Value != 4 {
-		t.Errorf("it goes on with %+v", c)
+		t.Errorf("the next change makes the counter %+v, want 4", c)
 	}
 }

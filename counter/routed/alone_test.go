@@ -37,7 +37,7 @@ func (l *log) String() string {
 	return l.text.String()
 }
 
-// states is what OnState said last.
+// states is the last state that OnState reported.
 type states struct {
 	mu      sync.Mutex // guards the fields below
 	up, any bool
@@ -61,7 +61,8 @@ func (s *states) await(t testing.TB, up bool) {
 	})
 }
 
-// TestServerSecondProcess takes everything over. The first one says so once and changes nothing more, of any kind.
+// TestServerSecondProcess: a second process takes everything over. The first one logs that once, and makes no further
+// change of any kind.
 func TestServerSecondProcess(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -79,37 +80,38 @@ func TestServerSecondProcess(t *testing.T) {
 
 	second := openAlone(t, url)
 	if c := must(t, second, op("", add("s:1", 1))); c.Value != 2 {
-		t.Errorf("the second process: %+v", c)
+		t.Errorf("the second process makes the counter %+v, want 2", c)
 	}
 
 	state.await(t, false)
 	for _, key := range []string{"s:1", "s:2", "e:1"} {
 		if r := change(t, first, op("", add(key, 1))); !errors.Is(r.Err, counter.ErrUnavailable) {
-			t.Errorf("the first process changes %q: %+v", key, r)
+			t.Errorf("the first process changes %q: %+v, want ErrUnavailable", key, r)
 		}
 	}
 
 	if !errors.Is(first.Ready(), errTaken) || !errors.Is(first.Cause(), errTaken) {
-		t.Errorf("the first process is ready: %v, %v", first.Ready(), first.Cause())
+		t.Errorf("Ready and Cause of the first process are %v and %v, want errTaken", first.Ready(), first.Cause())
 	}
 	if text := said.String(); strings.Count(text, "\n") != 1 ||
 		!strings.Contains(text, "another process has taken over") {
-		t.Errorf("the first process says %q", text)
+		t.Errorf("the log of the first process is %q, want one line about the takeover", text)
 	}
 
-	// It reads what is there, and the second one is not disturbed.
+	// The first process can still read, and does not disturb the second one.
 	becomes(t, first, "s:1", 2)
 	if err := first.Close(); err != nil {
 		t.Error(err)
 	}
 	if c := must(t, second, op("", add("s:1", 1))); c.Value != 3 {
-		t.Errorf("the second process: %+v", c)
+		t.Errorf("the second process makes the counter %+v, want 3", c)
 	}
 
 	must(t, second, op("", add("e:1", 1)))
 }
 
-// TestServerStartsWithoutPostgres: what cannot be reached is waited for, and counts as down until then.
+// TestServerStartsWithoutPostgres: a process waits for a PostgreSQL that it cannot reach, which counts as down until
+// then.
 func TestServerStartsWithoutPostgres(t *testing.T) {
 	server := pgtest.Start(t)
 	url := server.Database(t)
@@ -119,11 +121,11 @@ func TestServerStartsWithoutPostgres(t *testing.T) {
 	state.await(t, false)
 	for _, key := range []string{"s:1", "e:1"} {
 		if r := change(t, s, op("", add(key, 1))); !errors.Is(r.Err, counter.ErrUnavailable) {
-			t.Errorf("%q: %+v", key, r)
+			t.Errorf("without PostgreSQL a change of %q returns %+v, want ErrUnavailable", key, r)
 		}
 	}
 	if s.Cause() == nil {
-		t.Error("PostgreSQL is away, and there is no cause")
+		t.Error("PostgreSQL is away, and Cause returns nil")
 	}
 
 	server.Restart(t)
@@ -132,7 +134,7 @@ func TestServerStartsWithoutPostgres(t *testing.T) {
 	must(t, s, op("", add("e:1", 1)))
 
 	if s.Cause() != nil || s.Ready() != nil {
-		t.Errorf("it is up: %v, %v", s.Cause(), s.Ready())
+		t.Errorf("PostgreSQL is up, and Cause and Ready return %v and %v", s.Cause(), s.Ready())
 	}
 
 	server.Kill()
@@ -142,7 +144,7 @@ func TestServerStartsWithoutPostgres(t *testing.T) {
 	must(t, s, op("", add("s:1", 1)))
 }
 
-// TestServerDataOfAnEarlierRelease is refused with one sentence, and stays as it is.
+// TestServerDataOfAnEarlierRelease: data of an earlier release is refused in one sentence, and is not changed.
 func TestServerDataOfAnEarlierRelease(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -153,17 +155,17 @@ func TestServerDataOfAnEarlierRelease(t *testing.T) {
 	text := fmt.Sprint(err)
 	isOneSentence := strings.Contains(text, "headcount export --postgres URL") && !strings.Contains(text, "\n")
 	if !errors.Is(err, postgres.ErrConfig) || !isOneSentence {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want ErrConfig in one sentence", err)
 	}
 
 	const tables = `select string_agg(relname, ' ' order by relname) from pg_class
 		where relname like 'headcount%' and relkind = 'r'`
 	if is := pgtest.Query[string](t, url, tables); is != "headcount_counters headcount_migrations" {
-		t.Errorf("there are %s", is)
+		t.Errorf("the tables are now %s, want those of the earlier release", is)
 	}
 }
 
-// TestServerPeopleCanRead all counters and all ledgers in one place.
+// TestServerPeopleCanRead: all counters and all ledgers can be read in one place each.
 func TestServerPeopleCanRead(t *testing.T) {
 	url := pgtest.Single(t).Database(t)
 	s := openAlone(t, url)

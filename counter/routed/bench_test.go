@@ -12,7 +12,8 @@ import (
 	"headcount/internal/pgtest"
 )
 
-// BenchmarkReservations has 64 clients reserve, and then commit, over PostgreSQL: on one counter, and on a thousand.
+// BenchmarkReservations measures 64 clients that reserve and then commit over PostgreSQL: on one counter, and on a
+// thousand.
 //
 //	go test -run '^$' -bench Reservations -benchtime 30000x ./counter/routed
 func BenchmarkReservations(b *testing.B) {

@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m, pgtest.Stop, redistest.Stop) }
 
-// openAlone returns a store that ends with the test, unless it was closed before.
+// openAlone returns a store that is closed when the test ends, unless it was closed before.
 func openAlone(t testing.TB, url string, with ...func(*AloneConfig)) *Alone {
 	t.Helper()
 	cfg := AloneConfig{URL: url, Rules: countertest.Rules, Log: zerolog.Nop()}
@@ -30,7 +30,7 @@ func openAlone(t testing.TB, url string, with ...func(*AloneConfig)) *Alone {
 	return s
 }
 
-// hangUp ends all connections of the database, in the middle of what they do.
+// hangUp ends all connections to the database, whatever they are doing.
 func hangUp(t testing.TB, server *pgtest.Server, url string) {
 	t.Helper()
 	name := pgtest.Query[string](t, url, "select current_database()")
@@ -47,7 +47,7 @@ func alone(t testing.TB) countertest.Instance {
 	return countertest.Instance{
 		Store: s,
 		Crash: func(t testing.TB) counter.Store {
-			// A process that is killed leaves connections that end; sometimes the server is killed, too.
+			// A killed process breaks its connections. Sometimes the server is killed, too.
 			if crashes%8 == 0 {
 				server.Kill()
 				server.Restart(t)

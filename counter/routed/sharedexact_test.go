@@ -18,7 +18,7 @@ import (
 	"headcount/internal/rows/rowsredis"
 )
 
-// beginSharedExact returns a process with PostgreSQL beside Redis, which ends with the test.
+// beginSharedExact returns a process with PostgreSQL beside Redis, which is ended when the test ends.
 func (s *stores) beginSharedExact(t testing.TB) *process {
 	t.Helper()
 	p := &process{redis: rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, s.redis.URL())})}
@@ -56,7 +56,8 @@ func TestServerContractSharedExact(t *testing.T) {
 	})
 }
 
-// TestServerADatabaseWithRowsIsNotSharedExact: its counters of other kinds would be hidden.
+// TestServerADatabaseWithRowsIsNotSharedExact: a PostgreSQL with counters of all kinds is refused for exact ones alone,
+// because the others would be hidden.
 func TestServerADatabaseWithRowsIsNotSharedExact(t *testing.T) {
 	url := pgtest.Single(t).Database(t)
 	whole := openAlone(t, url)
@@ -71,14 +72,14 @@ func TestServerADatabaseWithRowsIsNotSharedExact(t *testing.T) {
 		Owned: front, URL: url, Rules: countertest.Rules, Log: zerolog.Nop(),
 	})
 	if !errors.Is(err, postgres.ErrConfig) || !strings.Contains(err.Error(), "--regions") {
-		t.Errorf("it opens, %v", err)
+		t.Errorf("opening it for exact counters alone returns %v, want ErrConfig about --regions", err)
 	}
 
 	_, err = Check(t.Context(), url, UseSharedExact)
 	if !errors.Is(err, postgres.ErrConfig) || !strings.Contains(err.Error(), "--regions") {
-		t.Errorf("a check of it says %v", err)
+		t.Errorf("a check of it returns %v, want ErrConfig about --regions", err)
 	}
 	if _, err := Check(t.Context(), url, UseAlone); err != nil {
-		t.Errorf("a check of what it is says %v", err)
+		t.Errorf("a check for its present use returns %v, want no error", err)
 	}
 }

@@ -22,7 +22,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// stores are an empty Redis and an empty database.
+// stores has an empty Redis and an empty database.
 type stores struct {
 	redis    *redistest.Server
 	postgres *pgtest.Server
@@ -48,7 +48,7 @@ type process struct {
 	gateway *call.Store
 }
 
-// begin returns a process with PostgreSQL behind Redis, which ends with the test.
+// begin returns a process with PostgreSQL behind Redis, which is ended when the test ends.
 func (s *stores) begin(t testing.TB, with ...func(*TieredConfig)) *process {
 	t.Helper()
 	p := s.open(t, with...)
@@ -79,7 +79,7 @@ func (s *stores) open(t testing.TB, with ...func(*TieredConfig)) *process {
 	return p
 }
 
-// own has the process own everything.
+// own makes the process own all partitions.
 func (p *process) own(t testing.TB, over rows.Store, cfg owner.Config) {
 	t.Helper()
 	cfg.Name = rand.Text()
@@ -92,7 +92,7 @@ func (p *process) own(t testing.TB, over rows.Store, cfg owner.Config) {
 	testkit.Eventually(t, "everything is claimed", func() bool { return p.owner.Own(t.Context(), all...) == nil })
 }
 
-// call has the process send its calls to an owner.
+// call makes the process send its calls to an owner.
 func (p *process) call(t testing.TB, o *owner.Owner) {
 	t.Helper()
 	p.gateway = call.NewStore(p.tiered.Rows(), countertest.Everywhere{Owner: o}, countertest.Rules,
@@ -109,14 +109,14 @@ func (p *process) Close() error {
 	return p.end(ctx)
 }
 
-// kill ends the process without draining, as far as that is possible within one.
+// kill ends the process without draining, as far as that is possible within the test's own process.
 func (p *process) kill() {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	_ = p.end(ended)
 }
 
-// end ends the process once. What is drained is drained until ctx ends.
+// end ends the process once. It drains until ctx ends.
 func (p *process) end(ctx context.Context) (err error) {
 	if p.redis == nil {
 		return nil
@@ -157,7 +157,8 @@ func behind(t testing.TB) countertest.Instance {
 	}
 }
 
-// What asks both stores, as aggregates and watchers do, is the same code as without Redis: TestServerContractAlone.
+// Aggregates and watchers, which ask both stores, have the same code as without Redis: TestServerContractAlone tests
+// it.
 func TestServerContractTiered(t *testing.T) {
 	countertest.RunParts(t, countertest.Parts{
 		"any history ends with the model's counters": "two stores",
@@ -186,7 +187,7 @@ func op(id string, changes ...counter.Change) counter.Op {
 	return o
 }
 
-// change makes an operation, within a limited time.
+// change makes an operation, and gives up after some time.
 func change(t testing.TB, s counter.Writer, o counter.Op) counter.Result {
 	t.Helper()
 
@@ -230,7 +231,7 @@ func becomes(t testing.TB, s counter.Reader, key string, want int64) {
 	})
 }
 
-// persisted waits until PostgreSQL has a value of a counter, in the table that people read.
+// persisted waits until PostgreSQL has the value of a counter in the table that people read.
 func persisted(t testing.TB, url, key string, want int64) {
 	t.Helper()
 	testkit.Eventually(t, fmt.Sprintf("%d of %q is persisted", want, key), func() bool {
@@ -239,8 +240,8 @@ func persisted(t testing.TB, url, key string, want int64) {
 	})
 }
 
-// TestServerPostgresAwayTiered: what is in Redis goes on and is persisted later; what is not, and exact counters,
-// cannot be changed.
+// TestServerPostgresAwayTiered: without PostgreSQL resident counters can be changed, and are persisted later. Evicted
+// and exact ones cannot be changed.
 func TestServerPostgresAwayTiered(t *testing.T) {
 	in := newStores(t)
 	p := in.begin(t)
@@ -250,7 +251,7 @@ func TestServerPostgresAwayTiered(t *testing.T) {
 	persisted(t, in.url, "s:resident", 1)
 	persisted(t, in.url, "s:evicted", 5)
 
-	// The owner forgets it, too: another process has nothing in memory.
+	// Another process has nothing in memory, so the owner must forget the counter, too.
 	p.tiered.Tier().Evict(rows.PartitionOf("s:evicted"), []rows.Name{{Collection: "heads", Field: "s:evicted"}})
 	must(t, p, op("", add(beside("s:evicted"), 1)))
 	p.kill()
@@ -258,21 +259,21 @@ func TestServerPostgresAwayTiered(t *testing.T) {
 
 	in.postgres.Kill()
 	if c := must(t, p, op("", add("s:resident", 1))); c.Value != 2 {
-		t.Errorf("in Redis: %+v", c)
+		t.Errorf("the resident counter is %+v, want 2", c)
 	}
 
 	for _, key := range []string{"s:evicted", "e:1"} {
 		if r := change(t, p, op("", add(key, 1))); !errors.Is(r.Err, counter.ErrUnavailable) {
-			t.Errorf("%q: %+v", key, r)
+			t.Errorf("a change of %q returns %+v, want ErrUnavailable", key, r)
 		}
 	}
 
 	found, err := p.Read(t.Context(), []string{"s:resident", "e:1"}, "", time.Second)
 	if err != nil || found[0].Value != 2 || !found[1].Away {
-		t.Errorf("read %+v, %v", found, err)
+		t.Errorf("the counters are read as %+v, %v; want 2, and the other away", found, err)
 	}
 	if p.tiered.Cause() == nil {
-		t.Error("PostgreSQL is away, and there is no cause")
+		t.Error("PostgreSQL is away, and Cause returns nil")
 	}
 
 	in.postgres.Restart(t)
@@ -294,8 +295,8 @@ func beside(key string) string {
 	}
 }
 
-// TestServerRedisEmptied: what was persisted comes back, with the idempotency keys of a day, also when no owner
-// remembers anything; and what the owner remembers comes back with it.
+// TestServerRedisEmptied: what was persisted comes back, with the idempotency keys of a day, even if no owner remembers
+// anything. What an owner remembers comes back as well.
 func TestServerRedisEmptied(t *testing.T) {
 	in := newStores(t)
 	p := in.begin(t)
@@ -305,7 +306,7 @@ func TestServerRedisEmptied(t *testing.T) {
 	persisted(t, in.url, "s:1", 3)
 	persisted(t, in.url, "s:2", 4)
 
-	// The owner lives.
+	// First the owner lives, and remembers.
 	in.redis.Flush(t)
 	testkit.Eventually(t, "changes go on after the loss", func() bool {
 		return change(t, p, op("c", add("s:1", 1))).Err == nil
@@ -313,7 +314,7 @@ func TestServerRedisEmptied(t *testing.T) {
 	becomes(t, p, "s:1", 4)
 	persisted(t, in.url, "s:1", 4)
 
-	// Nobody remembers anything.
+	// Then no process remembers anything.
 	p.kill()
 	in.redis.Flush(t)
 	p = in.begin(t)
@@ -322,11 +323,12 @@ func TestServerRedisEmptied(t *testing.T) {
 	mustReplay(t, p, op("a", add("s:1", 3), add("s:2", 4)), op("b", add("e:1", 1), add("e:2", 2)))
 	becomes(t, p, "e:2", 2)
 	if c := must(t, p, op("", add("s:2", 1))); c.Value != 5 {
-		t.Errorf("after the loss: %+v", c)
+		t.Errorf("after the loss the counter is %+v, want 5", c)
 	}
 }
 
-// TestServerKindsOfTwoStores: a counter that is in one store is not made in the other one when its rule changes.
+// TestServerKindsOfTwoStores: a counter exists in one of the two stores. When its rule gets the kind of the other
+// store, it is not created there.
 func TestServerKindsOfTwoStores(t *testing.T) {
 	alone := openAlone(t, pgtest.Single(t).Database(t))
 	p := newStores(t).begin(t)
@@ -344,24 +346,24 @@ func TestServerKindsOfTwoStores(t *testing.T) {
 			asSum := counter.Change{Key: key, Rule: sum, Verb: counter.Add, Delta: 1}
 			must(t, s, op("", asSum))
 			if r := change(t, s, op("", asExact)); !errors.Is(r.Err, counter.ErrKind) {
-				t.Errorf("%s: a sum is %q, and an exact one is made: %+v", name, key, r)
+				t.Errorf("%s: %q is a sum, and yet an exact counter was made: %+v", name, key, r)
 			}
 
 			dropped := counter.Change{Key: key, Rule: sum, Verb: counter.Delete}
 			if r := change(t, s, op("", dropped)); r.Err != nil {
-				t.Errorf("%s: %+v", name, r)
+				t.Errorf("%s: the deletion returns %+v", name, r)
 			}
 
 			must(t, s, op("", asExact))
 			if r := change(t, s, op("", asSum)); !errors.Is(r.Err, counter.ErrKind) {
-				t.Errorf("%s: %q is exact, and a sum is made: %+v", name, key, r)
+				t.Errorf("%s: %q is exact, and yet a sum was made: %+v", name, key, r)
 			}
 		}
 	}
 }
 
-// TestServerRedisOlder: a Redis that starts with an older copy gets what was persisted since, with an owner that lives
-// and with a new one.
+// TestServerRedisOlder: a Redis that starts with an older copy of its data gets what was persisted since, whether its
+// owner lives or is new.
 func TestServerRedisOlder(t *testing.T) {
 	in := &stores{redis: redistest.Start(t), url: pgtest.Single(t).Database(t)}
 	p := in.begin(t)
@@ -391,7 +393,7 @@ func TestServerRedisOlder(t *testing.T) {
 	mustReplay(t, p, op("since", add("s:1", 1)))
 }
 
-// TestServerPostgresOlder: a PostgreSQL that was restored from an older copy is noticed, and what is in Redis stays
+// TestServerPostgresOlder: it is noticed that PostgreSQL was restored from an older copy, and what Redis has stays
 // right.
 func TestServerPostgresOlder(t *testing.T) {
 	in := newStores(t)
@@ -403,7 +405,7 @@ func TestServerPostgresOlder(t *testing.T) {
 		persisted(t, in.url, "s:1", n+1)
 	}
 
-	time.Sleep(time.Second) // Redis notes what PostgreSQL has with the next commits, of which there is one a second
+	time.Sleep(time.Second) // one commit a second records in Redis what PostgreSQL has
 	p.kill()
 	in.postgres.Exec(t, in.url, `truncate headcount_rows; insert into headcount_rows table older;
 		update headcount_partitions p set number = n.number from numbers n where n.partition = p.partition`)
@@ -412,11 +414,11 @@ func TestServerPostgresOlder(t *testing.T) {
 	p = in.begin(t, func(c *TieredConfig) { c.Log = zerolog.New(&log).Level(zerolog.WarnLevel) })
 	becomes(t, p, "s:1", 5)
 	if c := must(t, p, op("", add("s:1", 1))); c.Value != 6 {
-		t.Errorf("%+v", c)
+		t.Errorf("the counter is %+v, want 6", c)
 	}
 
 	persisted(t, in.url, "s:1", 6)
 	if !strings.Contains(log.String(), "restored from an older copy") {
-		t.Errorf("the log is %q", log.String())
+		t.Errorf("the log is %q, want a line about the restored PostgreSQL", log.String())
 	}
 }

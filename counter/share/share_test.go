@@ -17,7 +17,7 @@ import (
 
 var kinds = []counter.Kind{counter.Sum, counter.Members, counter.Unique}
 
-// anyShare is a share of few regions and small numbers.
+// anyShare draws a share of few regions and small numbers.
 func anyShare(t *rapid.T, kind counter.Kind) share.Share {
 	s := share.Share{Kind: kind, Deletion: rapid.Uint64Range(0, 2).Draw(t, "died")}
 	if rapid.IntRange(0, 4).Draw(t, "is deleted") == 0 {
@@ -59,11 +59,12 @@ func TestSharesAreReadAsTheyWereWritten(t *testing.T) {
 
 		cut := rapid.IntRange(0, len(b)-1).Draw(t, "cut")
 		if _, err := share.Parse(b[:cut]); err == nil {
-			t.Fatalf("%d of %d bytes are a share", cut, len(b))
+			t.Fatalf("the first %d of %d bytes were accepted as a share", cut, len(b))
 		}
 	})
 }
 
+// TestTotalsMayPassThroughMoreThan64Bits: parts are added with more than 64 bits, and only the total must fit.
 func TestTotalsMayPassThroughMoreThan64Bits(t *testing.T) {
 	s := share.Share{Kind: counter.Sum, Parts: []share.Part{
 		{Region: "ap", Life: 1, Sequence: 1, Value: math.MaxInt64},
@@ -78,10 +79,10 @@ func TestTotalsMayPassThroughMoreThan64Bits(t *testing.T) {
 	}
 }
 
-// region is one with one counter, as an owner has it.
+// region is a region with one counter, as its owner has it.
 type region struct {
 	share.Local
-	size int64 // of its set
+	size int64 // number of members of its set
 	life uint64
 }
 
@@ -151,9 +152,9 @@ func (r *region) total() int64 {
 	return total
 }
 
-// TestRegionsAgree has three regions change a counter, reset it, delete it, lose it, and hear what others said at some
-// time, also late and twice. When all have heard everything, they agree; and without a loss each addition to a sum
-// counts, but for those that a reset knew of.
+// TestRegionsAgree: three regions change a counter, reset it, delete it, lose it, and receive each other's shares, also
+// late and twice. When all have received everything, they agree. Without a loss each addition to a sum counts, unless a
+// reset knew of it.
 func TestRegionsAgree(t *testing.T) {
 	for _, kind := range kinds {
 		t.Run(kind.String(), func(t *testing.T) {
@@ -162,7 +163,7 @@ func TestRegionsAgree(t *testing.T) {
 	}
 }
 
-// asSent is a share as another region reads it.
+// asSent returns a share as another region reads it.
 func asSent(t interface{ Fatal(...any) }, s *share.Share) share.Share {
 	is, err := share.Parse(s.Append(nil))
 	if err != nil {
@@ -175,7 +176,7 @@ func asSent(t interface{ Fatal(...any) }, s *share.Share) share.Share {
 type said struct {
 	by string
 	share.Share
-	knew map[int]bool // which additions
+	knew map[int]bool // the additions that it has received
 }
 
 func regionsAgree(t *rapid.T, kind counter.Kind) {
@@ -190,11 +191,11 @@ func regionsAgree(t *rapid.T, kind counter.Kind) {
 		knows[r] = map[int]bool{}
 	}
 
-	counts := map[int]int64{} // additions that no reset knew of
+	counts := map[int]int64{} // the additions that no reset knew of
 	faults := rapid.Bool().Draw(t, "faults")
 
 	for n := range rapid.IntRange(1, 40).Draw(t, "steps") {
-		now := rapid.Uint64Range(1, 50).Draw(t, "now") // clocks are wrong
+		now := rapid.Uint64Range(1, 50).Draw(t, "now") // the clocks are not in order
 		r := all[rapid.IntRange(0, 2).Draw(t, "who")]
 		what := rapid.IntRange(0, 11).Draw(t, "what")
 		switch {
@@ -228,7 +229,7 @@ func regionsAgree(t *rapid.T, kind counter.Kind) {
 		}
 	}
 
-	for range 4 { // who begins a new life says so
+	for range 4 { // a region that begins a new life sends that, too
 		for _, a := range all {
 			for _, b := range all {
 				if a != b {
@@ -252,7 +253,7 @@ func regionsAgree(t *rapid.T, kind counter.Kind) {
 	}
 
 	if kind == counter.Sum && !faults && all[0].total() != want {
-		t.Fatalf("the total is %d, and what no reset knew of is %d", all[0].total(), want)
+		t.Fatalf("the total is %d, want the sum %d of the additions that no reset knew of", all[0].total(), want)
 	}
 }
 
@@ -267,7 +268,8 @@ func change(r *region, kind counter.Kind, delta int64, now uint64) {
 	}
 }
 
-// TestWhatWasOnlyHeardEnds with a deletion, whatever the numbers: lives of two regions come from two clocks.
+// TestWhatWasOnlyHeardEnds: a counter that a region only received ends with a deletion, whatever its numbers are: the
+// lives of two regions come from two clocks.
 func TestWhatWasOnlyHeardEnds(t *testing.T) {
 	us := &region{Local: share.Local{Region: "us"}}
 	eu := &region{Local: share.Local{Region: "eu"}}
@@ -276,19 +278,19 @@ func TestWhatWasOnlyHeardEnds(t *testing.T) {
 	us.delete(20)
 	eu.hear("us", &us.Share, 1000)
 	if eu.Kind != 0 {
-		t.Errorf("after a deletion there is %+v", eu.Local)
+		t.Errorf("after the deletion the counter is %+v, want none", eu.Local)
 	}
 
-	// What a region has made itself, without knowing of the deletion, stays.
+	// A region's own changes that it made without knowing of the deletion stay.
 	ap := &region{Local: share.Local{Region: "ap"}}
 	ap.add(5, 1000)
 	ap.hear("us", &us.Share, 1000)
 	if ap.total() != 5 {
-		t.Errorf("of what was made after a deletion there is %+v", ap.Local)
+		t.Errorf("a region's own changes are %+v, want 5", ap.Local)
 	}
 }
 
-// TestWhoHasLostItsOwnPartIsTold says that others know more.
+// TestWhoHasLostItsOwnPartIsTold: a region that sends less than it had before is sent what others know of it.
 func TestWhoHasLostItsOwnPartIsTold(t *testing.T) {
 	us := &region{Local: share.Local{Region: "us"}}
 	eu := share.Local{Region: "eu"}
@@ -296,16 +298,16 @@ func TestWhoHasLostItsOwnPartIsTold(t *testing.T) {
 	older := asSent(t, &us.Share)
 	us.add(4, 10)
 	if e := eu.Merge("us", &us.Share, 20); e.Send {
-		t.Errorf("a change is told back: %+v", e)
+		t.Errorf("a plain change is sent back to its region: %+v", e)
 	}
 	if e := eu.Merge("us", &older, 20); !e.Send {
-		t.Errorf("a region that has lost a change is told nothing: %+v", e)
+		t.Errorf("a region that has lost a change is sent nothing: %+v", e)
 	}
 
-	// It has heard of the counter since, and nothing of its own.
+	// The region has received the counter since, without its own part.
 	without := older
 	without.Parts = nil
 	if e := eu.Merge("us", &without, 20); !e.Send {
-		t.Errorf("a region that has lost its part is told nothing: %+v", e)
+		t.Errorf("a region that has lost its part is sent nothing: %+v", e)
 	}
 }

@@ -28,7 +28,8 @@ func (r *restorer) RestoreDeleted(context.Context, uint64) error { return nil }
 // Transferred implements Progress.
 func (r *restorer) Transferred(int, int, int64) {}
 
-// TestAnImportOfLargeSets: an export has the hashes of members, and large sets are imported one at a time.
+// TestAnImportOfLargeSets: an export has the hash of each member, so counters with large sets are imported one at a
+// time.
 func TestAnImportOfLargeSets(t *testing.T) {
 	one := counter.Copy{Hashes: slices.Repeat([]string{strings.Repeat("0", 14)}, batchParts)}
 	one.Kind = counter.Members
@@ -39,7 +40,8 @@ func TestAnImportOfLargeSets(t *testing.T) {
 	}
 }
 
-// TestAnImportOfManyValues: each value of a dimension is a row, as each member is.
+// TestAnImportOfManyValues: each value of a dimension is a row, so counters with many values are imported one at a
+// time.
 func TestAnImportOfManyValues(t *testing.T) {
 	one := counter.Copy{}
 	one.Kind = counter.Sum

@@ -7,7 +7,7 @@ import (
 	"headcount/presence/presenceredis"
 )
 
-// TestRedisIsRefused tables what is done with a Redis that is used in some way.
+// TestRedisIsRefused: an import or export refuses a Redis whose present use does not permit it, and says why.
 func TestRedisIsRefused(t *testing.T) {
 	const (
 		exports = false
@@ -23,7 +23,7 @@ func TestRedisIsRefused(t *testing.T) {
 		place   Place
 		use     presenceredis.Use
 		imports bool
-		want    string // a part of the error; empty: there is none
+		want    string // a part of the error; empty: no error
 	}{
 		"nobody has used it":          {alone, presenceredis.Use{}, imports, ""},
 		"an import into the same":     {behind, used("3", "behind 2"), imports, ""},
@@ -50,7 +50,7 @@ func TestRedisIsRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			err := tc.place.refuses(&tc.use, tc.imports)
 			if tc.want == "" && err != nil {
-				t.Errorf("it is refused: %v", err)
+				t.Errorf("it is refused, want no error: %v", err)
 			}
 			if tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
 				t.Errorf("the error is %v, want one with %q", err, tc.want)
