@@ -19,8 +19,7 @@ var views = &Rule{
 	Resolutions: []Resolution{{time.Minute, 24 * time.Hour}, {time.Hour, 90 * 24 * time.Hour}},
 }
 
-// TestRanges: a range has the finest step that is kept for all of it, unless one is asked for, and begins and ends at
-// whole steps.
+// TestRanges: a range begins and ends at whole steps; a missing end or step has a default. What is not kept is refused.
 func TestRanges(t *testing.T) {
 	at := func(text string) time.Time {
 		if text == "" {

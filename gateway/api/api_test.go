@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// empty is a gateway with nobody on any page. The count of the page "old" is stale.
+// empty is a gateway without users. The count of the page "old" is stale.
 type empty struct{}
 
 func (empty) Newest(_ context.Context, topics []presence.Topic) (updates []presence.Update, ok bool) {
@@ -55,14 +55,14 @@ func (empty) Ready() error                          { return nil }
 func (empty) Note(*http.Request, identity.Identity) {}
 func (empty) Doubtful() bool                        { return false }
 
-// serve returns what answers calls, and the identities that it issues.
+// serve returns the handler of calls, and the identities that it issues.
 func serve(t testing.TB, keys []string, cfg Config) (http.Handler, *identity.Identities) {
 	t.Helper()
 
 	identities := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}})
 	t.Cleanup(identities.Close)
 
-	sites, _ := identity.NewSites(nil) // only what is written may be wrong, here and below
+	sites, _ := identity.NewSites(nil) // an empty list is never an error, here and below
 	siteKeys, err := identity.NewSiteKeys(keys, sites)
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func serve(t testing.TB, keys []string, cfg Config) (http.Handler, *identity.Ide
 	return api.Engine(api.Calls()), identities
 }
 
-// call makes a call with these pairs of headers, which is to be answered with status.
+// call makes a call with these pairs of headers, which must be answered with the status.
 func call(
 	t *testing.T, h http.Handler, status int, method, target string, headers ...string,
 ) *httptest.ResponseRecorder {
@@ -114,15 +114,15 @@ func call(
 	return w
 }
 
-// A stale count has another ETag than the same count that is not, since its JSON says so.
+// A stale count has another ETag than the same count that is not stale, since its JSON differs.
 func TestETagOfAStaleCount(t *testing.T) {
 	count := presence.Count{Version: presence.Version{Incarnation: 17, Sequence: 4}}
 	if got := etag(count); got != `"17-4"` {
-		t.Error(got)
+		t.Errorf("the ETag is %s, want \"17-4\"", got)
 	}
 
 	count.Stale = true
 	if got := etag(count); got != `"17-4-s"` {
-		t.Error(got)
+		t.Errorf("the ETag of the stale count is %s, want \"17-4-s\"", got)
 	}
 }

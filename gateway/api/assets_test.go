@@ -13,7 +13,7 @@ import (
 	"github.com/andybalholm/brotli"
 )
 
-// An asset comes as the client takes it best. A strong ETag stands for exactly these bytes.
+// An asset is sent in the encoding that the client prefers. Its strong ETag stands for exactly these bytes.
 func TestAssetsAreEncoded(t *testing.T) {
 	const text = "export const text = 'text';"
 	h, _ := serve(t, nil, Config{Assets: fstest.MapFS{"a.js": {Data: []byte(text)}}})
@@ -39,7 +39,7 @@ func TestAssetsAreEncoded(t *testing.T) {
 
 		body, err := io.ReadAll(unpacked)
 		if err != nil || string(body) != text || resp.Header.Get("Content-Encoding") != want.encoding {
-			t.Errorf("%q: %q, %v, %v", accept, body, err, resp.Header)
+			t.Errorf("with Accept-Encoding %q: %q, %v, %v", accept, body, err, resp.Header)
 		}
 		etags[accept] = resp.Header.Get("ETag")
 	}
@@ -47,7 +47,7 @@ func TestAssetsAreEncoded(t *testing.T) {
 	for accept, etag := range etags {
 		resp := get(304, "Accept-Encoding", accept, "If-None-Match", etag)
 		if !strings.Contains(resp.Header.Get("Vary"), "Accept-Encoding") {
-			t.Errorf("304 without Vary: %v", resp.Header)
+			t.Errorf("a 304 without Vary: %v", resp.Header)
 		}
 
 		for other := range etags {
@@ -58,7 +58,7 @@ func TestAssetsAreEncoded(t *testing.T) {
 	}
 }
 
-// A part of the client whose content is named in the query is kept for good; under any other name the client asks
+// A part of the client whose content is named in the query may be cached for good. Under any other name the client asks
 // again.
 func TestNamedContentIsImmutable(t *testing.T) {
 	const text = "export const text = 'text';"
@@ -69,27 +69,27 @@ func TestNamedContentIsImmutable(t *testing.T) {
 		"":                                "no-cache",
 		"?" + hex.EncodeToString(sum[:4]): "public, max-age=31536000, immutable",
 		"?1":                              "no-cache",
-		"?00000000":                       "no-cache", // of another release: it gets what there is
+		"?00000000":                       "no-cache", // of another release: the present content is sent
 	} {
 		w := call(t, h, http.StatusOK, http.MethodGet, "/-/a.js"+query)
 		if got := w.Header().Get("Cache-Control"); got != want || w.Body.String() != text {
-			t.Errorf("%q: %q", query, got)
+			t.Errorf("%q has Cache-Control %q, want %q", query, got, want)
 		}
 	}
 }
 
-// Browsers ask for favicon.ico by themselves. Pages may have that name, or begin like it.
+// Browsers ask for favicon.ico by themselves. A page may have a name that contains it.
 func TestFavicon(t *testing.T) {
 	h, _ := serve(t, nil, Config{Assets: fstest.MapFS{"icon.svg": {Data: []byte("<svg/>")}}})
 	icon := call(t, h, http.StatusOK, http.MethodGet, "/favicon.ico")
 	if kind := icon.Header().Get("Content-Type"); kind != "image/svg+xml" {
-		t.Errorf("the icon is %s", kind)
+		t.Errorf("the icon has the type %s, want image/svg+xml", kind)
 	}
 
 	for _, page := range []string{"favicon.ico", "favicon.ico.bak", "favicon", "f"} {
 		body := call(t, h, http.StatusOK, http.MethodGet, "/"+page+"/counter").Body.String()
 		if !strings.Contains(body, `"page":"`+page+`"`) {
-			t.Errorf("the page %s: %s", page, body)
+			t.Errorf("the page %s is answered %s, want its count", page, body)
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// A read of a page's count, from the router to the written answer.
+// BenchmarkGetCounter measures a read of a page's count, from the router to the written answer.
 func BenchmarkGetCounter(b *testing.B) {
 	h, _ := serve(b, nil, Config{})
 	r := httptest.NewRequest(http.MethodGet, "/p/counter", nil)

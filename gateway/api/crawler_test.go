@@ -5,6 +5,7 @@ import (
 	"testing"
 )
 
+// Crawlers are recognized by their names in the User-Agent header.
 func TestIsCrawler(t *testing.T) {
 	for agent, want := range map[string]bool{
 		"Mozilla/5.0 (compatible; Googlebot/2.1; +http://www.google.com/bot.html)":                               true,

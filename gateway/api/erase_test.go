@@ -11,7 +11,7 @@ import (
 	"headcount/presence"
 )
 
-// One address may not have visitors erased without end. A server may.
+// Visitors of one address can be erased only at a limited rate. Servers have no such limit.
 func TestErasuresOfAnAddressAreLimited(t *testing.T) {
 	h, identities := serve(t, []string{"key"}, Config{})
 	known, err := identities.Identify(httptest.NewRequest(http.MethodGet, "/", nil), presence.DefaultSite, false)
@@ -19,11 +19,11 @@ func TestErasuresOfAnAddressAreLimited(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	for range 2 * bounds.Erasures.Burst { // nothing is kept of who was never here
+	for range 2 * bounds.Erasures.Burst { // erasures of users who were never here cost nothing
 		call(t, h, http.StatusNoContent, http.MethodDelete, "/-/me")
 	}
 
-	left := 100 * bounds.Erasures.Burst // beyond what may come back while a busy machine makes them
+	left := 100 * bounds.Erasures.Burst // more than what may come back while a busy machine makes them
 	for ; left > 0; left-- {
 		r := httptest.NewRequest(http.MethodDelete, "/-/me", nil)
 		r.Header.Set("Headcount-Id", known.Signed)
@@ -31,17 +31,17 @@ func TestErasuresOfAnAddressAreLimited(t *testing.T) {
 		h.ServeHTTP(w, r)
 		if w.Code == http.StatusTooManyRequests {
 			if w.Header().Get("Retry-After") != "1" {
-				t.Errorf("Retry-After is %q", w.Header().Get("Retry-After"))
+				t.Errorf("Retry-After is %q, want 1 s", w.Header().Get("Retry-After"))
 			}
 			break
 		}
 		if w.Code != http.StatusNoContent {
-			t.Fatal(w.Code)
+			t.Fatalf("the erasure is answered %d, want 204", w.Code)
 		}
 	}
 
 	if left == 0 {
-		t.Error("one address may erase as often as it likes")
+		t.Error("the erasures of one address are not limited")
 	}
 
 	for range 2 * bounds.Erasures.Burst {
@@ -49,8 +49,8 @@ func TestErasuresOfAnAddressAreLimited(t *testing.T) {
 	}
 }
 
-// Few erasures of visitors look at sets at a time, and only one of an address, which thus leaves room for
-// others. Those of servers wait only for each other.
+// Only few erasures of visitors run at a time, and only one of each address, so that others have room. Those of servers
+// wait only for each other.
 func TestErasuresWaitForTheirTurn(t *testing.T) {
 	e := newErasures()
 	ended, cancel := context.WithCancel(t.Context())
@@ -59,7 +59,7 @@ func TestErasuresWaitForTheirTurn(t *testing.T) {
 	slot := func(n int) *bounds.Slot {
 		s, ok := e.addresses.Enter(netip.AddrFrom4([4]byte{192, 0, 2, byte(n)}))
 		if !ok {
-			t.Fatal("no slot")
+			t.Fatal("the address got no slot")
 		}
 		return s
 	}
@@ -74,12 +74,12 @@ func TestErasuresWaitForTheirTurn(t *testing.T) {
 			}
 
 			if _, err := e.turn(ended, slot(n)); err == nil {
-				t.Error("an address has two at once")
+				t.Error("two erasures of one address run at once")
 			}
 		}
 
 		if _, err := e.turn(ended, of(bounds.ErasuresAtOnce.Max)); err == nil {
-			t.Error("there are more at once than may be")
+			t.Error("more erasures run at once than permitted")
 		}
 
 		end()

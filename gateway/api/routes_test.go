@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Below a base path everything is as it is below the root, and a page's name keeps its
-// escapes. Nothing else is served.
+// Below a base path everything is as below the root, and the names of pages keep their escapes. Nothing outside the
+// base path is served.
 func TestBelow(t *testing.T) {
 	inner := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write([]byte(r.URL.Path + " " + r.URL.RequestURI()))
@@ -17,7 +17,7 @@ func TestBelow(t *testing.T) {
 
 	for target, want := range map[string]struct {
 		status int
-		body   string // or where to
+		body   string // or the target of a redirect
 	}{
 		"/live/a%2Fb/counter?x=1": {http.StatusOK, "/a/b/counter /a%2Fb/counter?x=1"},
 		"/live/":                  {http.StatusOK, "/ /"},
@@ -41,7 +41,7 @@ func TestBelow(t *testing.T) {
 	}
 }
 
-// The document of the calls says where they are.
+// With a base path, the OpenAPI document names it.
 func TestOpenAPIBelow(t *testing.T) {
 	for base, want := range map[string]string{"": "/", "/live": "/live"} {
 		h, _ := serve(t, nil, Config{BasePath: base})
@@ -55,19 +55,19 @@ func TestOpenAPIBelow(t *testing.T) {
 	}
 }
 
-// Who looks for something in the wrong place, or sends nothing, is told so.
+// A refusal says what the caller should do instead.
 func TestRefusalsSayWhere(t *testing.T) {
 	h, _ := serve(t, nil, Config{})
 
 	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
 		body := call(t, h, http.StatusNotFound, "GET", path).Body.String()
 		if !strings.Contains(body, "--admin-listen") {
-			t.Errorf("%s: %s", path, body)
+			t.Errorf("%s: %s, want the hint --admin-listen", path, body)
 		}
 	}
 
 	body := call(t, h, http.StatusBadRequest, "PUT", "/p/counter").Body.String()
 	if !strings.Contains(body, "The body is missing") {
-		t.Errorf("no body: %s", body)
+		t.Errorf("a call without a body is answered %s", body)
 	}
 }

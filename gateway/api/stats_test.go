@@ -28,8 +28,8 @@ func (s *slowMinutes) Minutes(context.Context, string, int64) ([]minutes.Minute,
 	return []minutes.Minute{{At: minutes.Of(time.Now()), Joins: int64(s.asked.Load())}}, nil
 }
 
-// Visitors with the same question share an answer for a second. Different ones are answered one at a time, and
-// servers wait for none of them.
+// Visitors with the same question share an answer for a second. Different questions are answered one at a time, and
+// servers do not wait for them.
 func TestStatsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &slowMinutes{takes: 100 * time.Millisecond}
@@ -70,13 +70,13 @@ func TestStatsTakeTurns(t *testing.T) {
 		for i := range 50 {
 			visitors.Go(func() {
 				if w := get(2+i, "/p/stats"); w.Code != 200 {
-					t.Errorf("one of many with the same question: %d %s", w.Code, w.Body)
+					t.Errorf("one of many visitors with the same question got %d %s, want 200", w.Code, w.Body)
 				}
 			})
 		}
 		synctest.Wait()
 
-		// One address takes no more than its part.
+		// One address may use only its share of the turns.
 		for i := range 50 {
 			visitors.Go(func() {
 				if get(1, fmt.Sprintf("/%d/stats", i)).Code == 429 {
@@ -86,10 +86,10 @@ func TestStatsTakeTurns(t *testing.T) {
 		}
 		synctest.Wait()
 
-		// So another visitor still has a turn.
+		// So another visitor still gets a turn.
 		visitors.Go(func() {
 			if w := get(100, "/q/stats"); w.Code != 200 {
-				t.Errorf("another visitor: %d %s", w.Code, w.Body)
+				t.Errorf("another visitor got %d %s, want 200", w.Code, w.Body)
 			}
 		})
 		synctest.Wait()
@@ -99,22 +99,22 @@ func TestStatsTakeTurns(t *testing.T) {
 		}
 
 		if w := get(1, "/other/stats", "X-API-Key", "k"); w.Code != 200 || time.Since(began) != store.takes {
-			t.Errorf("a server: %d after %s", w.Code, time.Since(began))
+			t.Errorf("a server got %d after %s, want 200 without a wait for visitors", w.Code, time.Since(began))
 		}
 
 		visitors.Wait()
-		time.Sleep(time.Second) // for the pause
+		time.Sleep(time.Second) // until the pause after a question is over
 	})
 }
 
-// Statistics say that the number of users in them is only the last known one.
+// Statistics say if the number of users in them is only the last known one.
 func TestStatsOfAStaleCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, _ := serve(t, nil, Config{PageStats: 24 * time.Hour, Minutes: &slowMinutes{}})
 		for page, stale := range map[string]bool{"p": false, "old": true} {
 			body := call(t, h, http.StatusOK, http.MethodGet, "/"+page+"/stats").Body.String()
 			if strings.Contains(body, `"stale":true`) != stale {
-				t.Errorf("%s: %s", page, body)
+				t.Errorf("the statistics of %s are %s, want stale: %t", page, body, stale)
 			}
 		}
 	})

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What a query brings into a badge and a widget stays text, and a site may frame the widget.
+// Text from a query stays text in a badge and a widget. A site may show the widget in a frame.
 func TestBadgeAndWidget(t *testing.T) {
 	h, _ := serve(t, nil, Config{})
 	get := func(path string) (string, http.Header) {
@@ -33,30 +33,30 @@ func TestBadgeAndWidget(t *testing.T) {
 	html, head := get("/%3Cb%3E%22/widget?label=%3Cscript%3E&color=abc&background=%23fff")
 	if !strings.Contains(html, `<live-count page="&lt;b&gt;&#34;">0</live-count> &lt;script&gt;`) ||
 		!strings.Contains(html, "color: #abc; background: #fff ") {
-		t.Errorf("%s", html)
+		t.Errorf("the widget lacks its colours: %s", html)
 	}
 
-	if !strings.Contains(html, `src="../-/headcount.js"`) { // which is right below --base-path, too
+	if !strings.Contains(html, `src="../-/headcount.js"`) { // a relative path is right below --base-path, too
 		t.Errorf("the widget's script: %s", html)
 	}
 
 	if policy := head.Get("Content-Security-Policy"); !strings.Contains(policy, "frame-ancestors *") ||
 		strings.Contains(policy, "unsafe") {
-		t.Errorf("%s", policy)
+		t.Errorf("the policy of the widget is %s", policy)
 	}
 
 	if html, _ := get("/*/widget"); !strings.Contains(html, `<live-count page="*" watch>`) {
-		t.Errorf("the whole site cannot be joined: %s", html)
+		t.Errorf("the widget of the whole site must only watch: %s", html)
 	}
 
 	svg, _ = get("/p/badge.svg?color=RebeccaPurple&background=%23abcd")
 	if !strings.Contains(svg, `fill="rebeccapurple"`) || !strings.Contains(svg, `fill="#abcd"`) {
-		t.Errorf("a name in another case, four digits: %s", svg)
+		t.Errorf("a colour name in upper case and one of four digits must be accepted: %s", svg)
 	}
 
 	if svg, _ := get("/p/badge.svg?color="); !strings.Contains(svg, `fill="#06c"`) ||
 		!strings.Contains(svg, `fill="#444"`) {
-		t.Errorf("no colours: %s", svg)
+		t.Errorf("invalid colours must be replaced by the default: %s", svg)
 	}
 
 	for _, bad := range []string{

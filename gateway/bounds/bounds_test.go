@@ -11,7 +11,7 @@ import (
 	"headcount/gateway/calls"
 )
 
-// numbers returns the numbers of a row.
+// numbers returns all numbers of a bound.
 func (b *Bound) numbers() []string {
 	var all []string
 	for _, n := range []int{b.PerSecond, b.Burst, b.Max} {
@@ -25,21 +25,21 @@ func (b *Bound) numbers() []string {
 
 var number = regexp.MustCompile(`\d+`)
 
-// A sentence to a client has its row's numbers, and it can be told as a status or as the code of an error frame.
+// The sentence for clients has the numbers of its bound, and its error has a status and a code for frames.
 func TestSentencesHaveTheNumbersOfTheirRows(t *testing.T) {
 	for _, b := range Table {
 		for _, n := range number.FindAllString(b.Says, -1) {
 			if !slices.Contains(b.numbers(), n) {
-				t.Errorf("%s: the sentence says %s, and the row has %v", b.Of, n, b.numbers())
+				t.Errorf("%s: the sentence has the number %s, and the bound %v", b.Of, n, b.numbers())
 			}
 		}
 		if b.Is != nil && b.Is != calls.ErrBodies && calls.CodeOf(b.Is) == "" {
-			t.Errorf("%s: nothing is known about %q", b.Of, b.Is)
+			t.Errorf("%s: there is no code for the error %q", b.Of, b.Is)
 		}
 	}
 }
 
-// The page about bounds has a row of the same name for each row of the table, with the same numbers.
+// docs/bounds.md has a row of the same name for each bound, with the same numbers.
 func TestBoundsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/bounds.md")
 	if err != nil {
@@ -59,7 +59,7 @@ func TestBoundsAreDocumented(t *testing.T) {
 		said := number.FindAllString(line, -1)
 		for _, n := range b.numbers() {
 			if !slices.Contains(said, n) {
-				t.Errorf("docs/bounds.md does not say %s in the row %q, which says %v", n, b.Of, said)
+				t.Errorf("docs/bounds.md lacks %s in the row %q, which has %v", n, b.Of, said)
 			}
 		}
 	}

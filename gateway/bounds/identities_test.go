@@ -11,11 +11,12 @@ const anonymousRate, anonymousBurst = 10, 100
 
 var identities atomic.Uint64
 
-// another has addr bring an identity that nobody has brought. Tests name identities below 1 << 32 themselves.
+// another makes addr bring a new identity. Tests name identities below 1 << 32 themselves.
 func another(l *Identities, addr netip.Addr, now time.Time) (wait time.Duration) {
 	return l.take(addr, 1<<32+identities.Add(1), now)
 }
 
+// TestIdentities: an address may bring a burst of new identities at once, and then ten a second.
 func TestIdentities(t *testing.T) {
 	l := NewIdentities(ofAddress(anonymousRate, anonymousBurst), 21*time.Second)
 	now := time.Unix(1_900_000_000, 0)
@@ -29,11 +30,11 @@ func TestIdentities(t *testing.T) {
 
 	wait := another(l, a, now)
 	if wait <= 0 || wait > 100*time.Millisecond {
-		t.Fatalf("after the burst: %s", wait)
+		t.Fatalf("after the burst the wait is %s, want 100ms at most", wait)
 	}
 
 	if wait := another(l, b, now); wait > 0 {
-		t.Fatal("one address pays for another")
+		t.Fatal("an address is limited because of another one")
 	}
 
 	now = now.Add(time.Second)
@@ -43,16 +44,15 @@ func TestIdentities(t *testing.T) {
 		}
 	}
 	if wait := another(l, a, now); wait == 0 {
-		t.Fatal("an eleventh call in a second")
+		t.Fatal("an eleventh identity within a second was accepted")
 	}
 
 	if wait := another(l, netip.Addr{}, now); wait > 0 {
-		t.Fatal("a peer without an address shares a bucket with others")
+		t.Fatal("a peer without an address is limited because of others")
 	}
 }
 
-// What is limited is how many different identities an address brings, not how
-// often it brings them.
+// The limit is on how many different identities an address brings, not on how often it brings them.
 func TestIdentitiesKnowsWhoCameLately(t *testing.T) {
 	const (
 		memory   = 21 * time.Second
@@ -77,32 +77,32 @@ func TestIdentitiesKnowsWhoCameLately(t *testing.T) {
 	}
 	allow(false, a, stranger)
 
-	// Those that are known cost nothing, even now.
+	// Known identities cost nothing, even now.
 	for who := range uint64(anonymousBurst) {
 		allow(true, a, who)
 	}
 
-	// An address that was silent no longer than the limiter remembers is known.
+	// An identity that is used again within the limiter's memory stays known.
 	for range 5 {
 		now = now.Add(memory - 1)
 		allow(true, a, 7)
-		for range anonymousBurst { // nothing is left for others
+		for range anonymousBurst { // this leaves nothing for new identities
 			another(l, a, now)
 		}
 		allow(true, a, 7)
 		allow(false, a, stranger)
 	}
 
-	// Another address has not brought it.
+	// From another address the same identity is new.
 	for range anonymousBurst {
 		another(l, b, now)
 	}
 	allow(false, b, 7)
 
-	// An identity that was not used for longer costs a token again, even before it is forgotten.
+	// An identity that was unused for longer costs a token again, even before it is forgotten.
 	now = now.Add(memory)
 	if !l.known.Contains(usedIdentity{a, 7}) {
-		t.Fatal("it is forgotten already")
+		t.Fatal("the identity was forgotten already, so the test proves nothing")
 	}
 	allow(true, a, 7)
 	for range anonymousBurst - 1 {
@@ -117,8 +117,7 @@ func TestIdentitiesKnowsWhoCameLately(t *testing.T) {
 	allow(false, a, 7)
 }
 
-// What the limiter remembers is bounded, for one address and for all of them, and it shrinks
-// when nobody uses it.
+// The memory of the limiter is bounded, for each address and in all, and shrinks when it is not used.
 func TestIdentitiesMemoryIsBounded(t *testing.T) {
 	l := NewIdentities(ofAddress(1e9, 1e6), time.Minute)
 	now := time.Unix(1_900_000_000, 0)

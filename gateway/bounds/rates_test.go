@@ -14,7 +14,7 @@ import (
 	"headcount/gateway/calls"
 )
 
-// ofAddress is a bound of each address.
+// ofAddress returns a bound of each address.
 func ofAddress(perSecond, burst int) *Bound {
 	return &Bound{Each: Address, Rate: limit.PerSecond(perSecond, burst)}
 }
@@ -45,9 +45,9 @@ func TestRates(t *testing.T) {
 		{Caller{Addr: four}, 0, 20},
 		{Caller{Addr: four}, time.Second, 10},
 		{Caller{Addr: six}, 0, 20},
-		{Caller{Addr: near}, 0, 0}, // one /64 is one address
+		{Caller{Addr: near}, 0, 0}, // all of a /64 counts as one address
 		{Caller{User: "a", Addr: four}, 0, 20},
-		{Caller{User: "a", Addr: six}, 0, 0}, // a user is one wherever it is
+		{Caller{User: "a", Addr: six}, 0, 0}, // a user is the same one at any address
 		{Caller{User: "b", Addr: four}, 0, 20},
 		{Caller{User: "a", Addr: four}, time.Hour, 20},
 	} {
@@ -58,7 +58,7 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// Several rates are charged in turn. The one that refuses is told, and those after it are charged nothing.
+// Several rates are charged in turn. The caller learns which one refuses, and those after it are not charged.
 func TestAdmitAsksOneRateAfterTheOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		address := NewRates(&Bound{Each: Address, Rate: limit.PerSecond(1, 2), Is: calls.ErrRate, Says: "the address"})
@@ -71,7 +71,7 @@ func TestAdmitAsksOneRateAfterTheOther(t *testing.T) {
 		}{
 			{"192.0.2.1", 2, ""},
 			{"192.0.2.1", 1, "the address"},
-			{"192.0.2.2", 1, ""}, // what was refused has cost it nothing
+			{"192.0.2.2", 1, ""}, // the refused call was not charged here
 			{"192.0.2.3", 1, "all"},
 			{"192.0.2.1", 0, ""},
 		} {
@@ -94,7 +94,7 @@ func TestRatesForgetTheLongestIdle(t *testing.T) {
 		r.take(caller(i), 2, now)
 	}
 
-	r.take(caller(0), 1, now) // refused, but it has called
+	r.take(caller(0), 1, now) // refused, but it counts as a use
 	r.take(caller(most), 1, now)
 
 	if r.callers.Len() != most || r.callers.Contains(caller(1)) || !r.callers.Contains(caller(0)) {
@@ -105,18 +105,18 @@ func TestRatesForgetTheLongestIdle(t *testing.T) {
 		t.Fatal("a limited caller was forgotten before idle ones")
 	}
 
-	// Each call forgets two callers whose limit is all back.
+	// Each call forgets two callers whose whole burst is back.
 	now = now.Add(r.bound.RefillTime())
 	for i := range most / 2 {
 		r.take(caller(100), 1, now)
 		if n := r.callers.Len(); n != max(1, most-2*i-2) {
-			t.Fatalf("%d callers after %d calls", n, i+1)
+			t.Fatalf("%d callers are remembered after %d calls, want %d", n, i+1, max(1, most-2*i-2))
 		}
 	}
 }
 
-// However calls fall, a caller gets no more than burst + rate × time. The wait that it
-// is told is enough, and no longer than needed.
+// However calls are spread, a caller gets no more than burst + rate × time. The wait that it is told suffices, and is
+// no longer than necessary.
 func TestLawsOfRates(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		burst := rapid.IntRange(1, 20).Draw(t, "burst")
@@ -136,7 +136,7 @@ func TestLawsOfRates(t *testing.T) {
 				if wait > time.Duration(float64(time.Second)/float64(perSecond))+time.Microsecond {
 					t.Fatalf("told to wait %s at %d a second", wait, perSecond)
 				}
-				// The wait is rounded, by less than that.
+				// The wait is rounded by less than a microsecond.
 				now = now.Add(wait + time.Microsecond)
 				if again := l.take(a, 1, now); again > 0 {
 					t.Fatalf("waited %s, told to wait %s more", wait, again)
@@ -145,7 +145,7 @@ func TestLawsOfRates(t *testing.T) {
 			}
 
 			if most := float64(burst) + float64(perSecond)*now.Sub(start).Seconds() + 1e-3; float64(allowed) > most {
-				t.Fatalf("%d calls in %s", allowed, now.Sub(start))
+				t.Fatalf("%d calls were allowed in %s, want %.0f at most", allowed, now.Sub(start), most)
 			}
 
 			// Other callers come and go, fewer than the limit.
@@ -153,7 +153,7 @@ func TestLawsOfRates(t *testing.T) {
 		}
 
 		if l.callers.Len() > 4 {
-			t.Fatalf("%d callers", l.callers.Len())
+			t.Fatalf("%d callers are remembered, want 4 at most", l.callers.Len())
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 )
 
+// An address has a bounded number of slots, and so have all addresses together.
 func TestSlots(t *testing.T) {
 	c := NewSlots(2)
 	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
@@ -26,11 +27,11 @@ func TestSlots(t *testing.T) {
 	one := enter(a, true)
 	enter(a, true)
 	enter(a, false)
-	enter(netip.MustParseAddr("::ffff:192.0.2.1"), false) // the same in another form
+	enter(netip.MustParseAddr("::ffff:192.0.2.1"), false) // the same address in another form
 
 	six := enter(b, true)
 	enter(netip.MustParseAddr("2001:db8::2"), true)
-	enter(netip.MustParseAddr("2001:db8::3"), false) // one customer
+	enter(netip.MustParseAddr("2001:db8::3"), false) // a /64 counts as one address
 	enter(netip.MustParseAddr("2001:db8:0:1::1"), true)
 
 	one.Leave()
@@ -39,23 +40,23 @@ func TestSlots(t *testing.T) {
 
 	six.Leave()
 	six.Leave()
-	one.Leave() // a slot that is left twice is left once
+	one.Leave() // leaving a slot twice frees it once
 	one.Leave()
 	if len(c.slots) != 1 {
-		t.Fatalf("%d addresses are known, of which one has a connection", len(c.slots))
+		t.Fatalf("%d addresses are remembered, want 1", len(c.slots))
 	}
 
 	free := NewSlots(0)
 	for range 1000 {
 		slot, ok := free.Enter(a)
 		if !ok {
-			t.Fatal("there is no bound")
+			t.Fatal("without a bound a slot was refused")
 		}
 		slot.Leave()
 	}
 }
 
-// Those of one address wait for each other first, so that the first one of another address is next.
+// Calls of one address wait for each other first, so the first call of another address is next.
 func TestTurnsGoRoundTheAddresses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slots, turn := NewSlots(5), NewTurn(1)
@@ -70,7 +71,7 @@ func TestTurnsGoRoundTheAddresses(t *testing.T) {
 					return
 				}
 
-				order = append(order, name) // by whoever has the turn
+				order = append(order, name) // only the one that has the turn writes
 				time.Sleep(time.Second)
 				end()
 			}()
@@ -87,12 +88,12 @@ func TestTurnsGoRoundTheAddresses(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if got := strings.Join(order, " "); got != "a1 b1 a2 a3" {
-			t.Errorf("the order is %s", got)
+			t.Errorf("the order is %s, want a1 b1 a2 a3", got)
 		}
 	})
 }
 
-// Who gives up leaves nothing behind, whichever turn it waited for.
+// A call that gives up leaves nothing behind, whichever turn it was waiting for.
 func TestTurnsThatAreGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slots, turn := NewSlots(5), NewTurn(1)

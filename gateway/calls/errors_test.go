@@ -19,7 +19,7 @@ import (
 	"headcount/gateway/identity"
 )
 
-// answered is what a handler's error becomes.
+// answered returns the answer to a call whose handler returns err.
 func answered(method string, err error) *httptest.ResponseRecorder {
 	gin.SetMode(gin.ReleaseMode)
 	e := gin.New()
@@ -32,8 +32,8 @@ func answered(method string, err error) *httptest.ResponseRecorder {
 	return w
 }
 
-// What an error means stands in one table, however deep it is wrapped; a sentence for the client and further headers
-// come from whoever refuses.
+// One table says what an error means, however deeply it is wrapped. The sentence for the client and further headers
+// come from the code that refuses.
 func TestErrorsBecomeStatuses(t *testing.T) {
 	away := fmt.Errorf("reading: %w", counter.ErrUnavailable)
 	full := &counter.Conflict{Is: counter.ErrBound, Key: "stock:1", Value: 7, Text: "its ceiling is 7"}
@@ -80,15 +80,15 @@ func TestErrorsBecomeStatuses(t *testing.T) {
 				t.Errorf("%s: %q, want %q", tc.header, got, tc.value)
 			}
 
-			// Whatever is refused is answered in one form, that of RFC 9457.
+			// Every refusal has the form of RFC 9457.
 			if got := w.Header().Get("Content-Type"); got != "application/problem+json" {
-				t.Error(got)
+				t.Errorf("Content-Type is %q, want application/problem+json", got)
 			}
 		})
 	}
 }
 
-// The log says that data is malformed, and not for every call. The client learns that the store cannot be used.
+// Malformed data is logged, once for many calls. The client only learns that the store cannot be used.
 func TestMalformedDataIsLogged(t *testing.T) {
 	var log bytes.Buffer
 	cause := fmt.Errorf("owner: head of %q: %w", "views:1", counter.ErrMalformed)
@@ -96,31 +96,31 @@ func TestMalformedDataIsLogged(t *testing.T) {
 		return Answer{}, Refuse(fmt.Errorf("%w: %w", ErrUnavailable, cause), "The store cannot be reached.")
 	})
 
-	// One line for all three.
+	// Three calls cause one line of the log.
 	for range 3 {
 		w := httptest.NewRecorder()
 		c := gin.CreateTestContextOnly(w, gin.New())
 		c.Request = httptest.NewRequest(http.MethodGet, "/", nil)
 		serve(c)
 		if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "1" {
-			t.Errorf("%d %v", w.Code, w.Header())
+			t.Errorf("the answer is %d %v, want 503 with Retry-After 1", w.Code, w.Header())
 		}
 	}
 
 	const said = `views:1\": the store has malformed data`
 	if strings.Count(log.String(), `"level":"error"`) != 1 || !strings.Contains(log.String(), said) {
-		t.Errorf("logged %s", &log)
+		t.Errorf("want one line of the log about the malformed data: %s", &log)
 	}
 }
 
-// Every code of a frame is that of an error, and no other.
+// Every code of an error frame belongs to an error, and every error has its code in the list.
 func TestCodesOfFrames(t *testing.T) {
 	used := map[string]bool{}
 	for _, m := range meanings {
 		used[m.code] = true
 	}
 
-	delete(used, "") // no message leads to the error
+	delete(used, "") // errors that no message can cause have no code
 
 	for _, code := range Codes {
 		if !used[code] {
@@ -135,14 +135,14 @@ func TestCodesOfFrames(t *testing.T) {
 	}
 }
 
-// A row for an error that an earlier row fits would never be used.
+// Each row of the table is used: none stands behind a row that fits its error as well.
 func TestEveryMeaningIsReached(t *testing.T) {
 	for _, m := range meanings {
 		if got := meaningOf(fmt.Errorf("wrapped: %w", m.of)); got != m {
 			t.Errorf("%v: %+v, want %+v", m.of, got, m)
 		}
 		if http.StatusText(m.status) == "" {
-			t.Errorf("%v: the status %d", m.of, m.status)
+			t.Errorf("%v has the unknown status %d", m.of, m.status)
 		}
 	}
 }

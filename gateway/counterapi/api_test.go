@@ -50,7 +50,7 @@ const rules = `{"rules":[
 
 var seed = maphash.MakeSeed()
 
-// users are Callers for whom the header User names who it is, by a token, or by a signed id if there is one.
+// users identifies callers by the header User, as if by a token, or by a signed id if they have one.
 type users struct{}
 
 func (users) Site(c *gin.Context) presence.Site {
@@ -100,7 +100,7 @@ func (users) Addr(r *http.Request) netip.Addr {
 	return netip.MustParseAddrPort(r.RemoteAddr).Addr()
 }
 
-// nowhere is a Hub for which nobody looks.
+// nowhere is a Hub without subscribers.
 type nowhere struct{}
 
 func (nowhere) Update(presence.Update) {}
@@ -135,7 +135,7 @@ func serve(t testing.TB, tune func(*Config)) *served {
 	return &served{t: t, engine: e, api: api}
 }
 
-// countersIn is the counters in a store, until the test ends.
+// countersIn returns the counters over a store, until the test ends.
 func countersIn(
 	t testing.TB, store counter.Store, rules *counter.Rules, cfg counter.CombinerConfig,
 ) *pipeline.Counters {
@@ -144,7 +144,7 @@ func countersIn(
 	return counters
 }
 
-// remote is counters in a server of its own.
+// remote has counters on a server of its own.
 type remote struct {
 	*pipeline.Counters
 	state interface{ Up() bool }
@@ -153,8 +153,8 @@ type remote struct {
 func (r remote) Remote() bool { return true }
 func (r remote) Up() bool     { return r.state.Up() }
 
-// do sends "METHOD path", below Root but for limits, with header lines. A body is JSON unless a line
-// says otherwise.
+// do sends "METHOD path", below Root unless it is a limit, with header lines. A body is JSON unless a line says
+// otherwise.
 func (s *served) do(call, body string, lines ...string) *httptest.ResponseRecorder {
 	s.t.Helper()
 	method, path, _ := strings.Cut(call, " ")
@@ -179,7 +179,7 @@ func (s *served) do(call, body string, lines ...string) *httptest.ResponseRecord
 
 const key = "X-API-Key: k"
 
-// slowReads is remote counters whose reads wait before they answer.
+// slowReads has remote counters whose reads wait before they answer.
 type slowReads struct {
 	remote
 	begun atomic.Int32
@@ -195,7 +195,8 @@ func (s *slowReads) Read(
 	return read, err
 }
 
-// Concurrent reads that may lag are one call of the store. A read that begins after a change was acknowledged sees it.
+// Simultaneous reads that may lag share one call to the store. A read that begins after an acknowledged change sees the
+// change.
 func TestConcurrentReadsAreOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := &slowReads{open: make(chan struct{})}
@@ -214,16 +215,16 @@ func TestConcurrentReadsAreOne(t *testing.T) {
 		read("GET /views:1/exact", before)
 		synctest.Wait()
 		if n := slow.begun.Load(); n != 2 {
-			t.Errorf("%d reads of the store, want one and the exact one", n)
+			t.Errorf("%d reads of the store, want 2: a shared one and the exact one", n)
 		}
 
-		// A read that began before the change may not serve those that come after it.
+		// A read that began before the change must not answer calls that come after it.
 		after := one("views:1", "sum", 1, "1")
 		s.want("POST /views:1/increment", "", 200, after)
 		read("GET /views:1", after)
 		synctest.Wait()
 		if n := slow.begun.Load(); n != 3 {
-			t.Errorf("%d reads of the store, want one more after a change", n)
+			t.Errorf("%d reads of the store, want 3: one more after the change", n)
 		}
 
 		close(slow.open)
@@ -231,8 +232,7 @@ func TestConcurrentReadsAreOne(t *testing.T) {
 	})
 }
 
-// want sends a call with an API key and compares the whole answer, in which times
-// and incarnations are replaced.
+// want sends a call with an API key and compares the whole answer, in which times and incarnations are replaced.
 func (s *served) want(call, body string, status int, answer string, lines ...string) {
 	s.t.Helper()
 	w := s.do(call, body, append(lines, key)...)
@@ -260,9 +260,10 @@ func one(key, kind string, value int, version string, more ...string) string {
 		strings.Join(more, ""))
 }
 
-// listOf is the answer with several counters.
+// listOf returns the answer with several counters.
 func listOf(counters ...string) string { return `{"counters":[` + strings.Join(counters, ",") + `]}` }
 
+// Numbers: sums and exact counters can be read, changed, corrected and deleted.
 func TestNumbers(t *testing.T) {
 	s := serve(t, nil)
 	s.want("GET /views:1", "", 200, one("views:1", "sum", 0, "0"))
@@ -273,7 +274,8 @@ func TestNumbers(t *testing.T) {
 	s.want("POST /views:1/decrement", `{"delta":1000000000000}`, 200, one("views:1", "sum", 2, "4"))
 	s.want("POST /views:1/decrement", `{"delta":5}`, 200, one("views:1", "sum", -3, "5"))
 	s.want("GET /views:1/exact", "", 200, one("views:1", "sum", -3, "5"))
-	s.want("HEAD /views:1", "", 200, one("views:1", "sum", -3, "5")) // the recorder keeps what the server would drop
+	// The recorder keeps the body, which a server would drop.
+	s.want("HEAD /views:1", "", 200, one("views:1", "sum", -3, "5"))
 
 	s.want("POST /views:1/adjust", `{"delta":-500,"reason":"bots","by":"ops"}`, 200, one("views:1", "sum", -503, "6"))
 	s.want("POST /views:1/reset", `{"reason":"new","by":"ops"}`, 200, one("views:1", "sum", 0, "7"))
@@ -309,7 +311,7 @@ func TestNumbers(t *testing.T) {
 
 	if w := s.do("GET /a%2Fb", "", key); w.Code != 400 ||
 		!strings.Contains(w.Body.String(), "no rule of --counters fits it") {
-		t.Errorf("a key that no rule fits: %d %s", w.Code, w.Body)
+		t.Errorf("a key without a rule is answered %d %s", w.Code, w.Body)
 	}
 	s.want("POST /views:%C3%A4%2F%22/increment", "", 200, one(`views:ä/"`, "sum", 1, "1"))
 }
@@ -321,7 +323,7 @@ func TestBatches(t *testing.T) {
 			`"dimensions":{"country":"de"}}]}`, 200,
 		listOf(one("views:1", "sum", -3, "2"), one("votes:1", "sum", 2, "1"), one("views:1", "sum", -3, "2")))
 
-	// Exact counters are in batches of their own, which a bound refuses as a whole.
+	// Exact counters need batches of their own, which are refused as a whole at a bound.
 	s.want("POST ", `{"changes":[{"key":"seats:1","delta":2}]}`, 200,
 		listOf(one("seats:1", "exact", 2, "1")))
 	w := s.do("POST ",
@@ -377,7 +379,7 @@ func TestUniques(t *testing.T) {
 	s.want("PUT /visitors:1/members/a", "", 200, estimated("visitors:1", 1, "1", yes))
 	s.want("PUT /visitors:1/members/me", "", 200, estimated("visitors:1", 2, "2", yes), "User: ann")
 	if w := s.do("PUT /visitors:1/members/me", "", "User: ann"); w.Code != 200 || w.Header().Get("Issued") != "ann" {
-		t.Errorf("%d %s", w.Code, w.Body)
+		t.Errorf("a visitor joins a unique counter: %d %s, want 200 for the issued user", w.Code, w.Body)
 	}
 
 	wantConflict(t, s.do("DELETE /visitors:1/members/me", "", "User: ann"), "visitors:1", 2,
@@ -394,7 +396,7 @@ func TestUniques(t *testing.T) {
 	s.want("GET ?key=visitors:2&key=views:1&key=visitors:1", "", 200,
 		listOf(estimated("visitors:2", 2, "1"), one("views:1", "sum", 0, "0"), estimated("visitors:1", 5, "4")))
 
-	// The union of sets is no sum, so it cannot be taken with other kinds.
+	// The aggregate of unique counters is a union, not a sum, so other kinds cannot be part of it.
 	s.want("GET /visitors:*/aggregate", "", 200, `{"match":"visitors:*","counters":2,"value":6}`)
 	s.want("POST /views:1/increment", "", 200, one("views:1", "sum", 1, "1"))
 	wantConflict(t, s.do("GET /*/aggregate", "", key), "*", 0, "kind unique and of other kinds")
@@ -403,7 +405,7 @@ func TestUniques(t *testing.T) {
 	s.want("GET /visitors:1/ledger", "", 200,
 		`{"entries":[{"seq":1,"op":"reset","delta":-5,"before":5,"after":0,"reason":"new","by":"ops"}]}`)
 
-	// The key is still known, and the answer is the counter as it is now.
+	// The idempotency key is still known, and the answer has the present counter.
 	if w := s.do("POST /visitors:1/members", `{"add":["d"]}`, key,
 		"Idempotency-Key: d"); w.Header().Get("Idempotent-Replay") != "true" ||
 		plain(w.Body.String()) != estimated("visitors:1", 0, "5") {
@@ -420,12 +422,12 @@ func TestHistory(t *testing.T) {
 	s.want("POST /hits:1/decrement", `{"delta":2}`, 200, one("hits:1", "sum", 3, "2"))
 	s.want("POST /hits:1/adjust", `{"delta":-500,"reason":"bots","by":"ops"}`, 200, one("hits:1", "sum", -497, "3"))
 
-	// Adjustments are in no window.
+	// Adjustments are no gains, so no window includes them.
 	s.want("GET /hits:1/window?last=1h", "", 200, `{"key":"hits:1","last":"1h","value":3}`)
 	s.want("GET /hits:1/window?last=30d", "", 200, `{"key":"hits:1","last":"30d","value":3}`)
 	s.want("GET /hits:2/window?last=1h", "", 200, `{"key":"hits:2","last":"1h","value":0}`)
 	if w := s.do("GET /hits:1/window?last=90s", ""); w.Code != 200 {
-		t.Errorf("it is public: %d %s", w.Code, w.Body)
+		t.Errorf("a public window is answered %d %s, want 200", w.Code, w.Body)
 	}
 
 	type answer struct {
@@ -442,7 +444,7 @@ func TestHistory(t *testing.T) {
 		w := s.do("GET /hits:1/range"+query, "")
 		if err := json.Unmarshal(w.Body.Bytes(), &a); err != nil || w.Code != 200 || a.Key != "hits:1" ||
 			a.Step != step || len(a.Points) != points {
-			t.Errorf("%s: %d %s", query, w.Code, w.Body)
+			t.Errorf("%s: %d %s, want %d points of %s", query, w.Code, w.Body, points, step)
 		}
 		return a
 	}
@@ -451,17 +453,17 @@ func TestHistory(t *testing.T) {
 	a := get("", "1m", 60)
 	if last := a.Points[59]; a.Total != 3 || a.Points[58].Value+last.Value != 3 || last.At.After(now) ||
 		now.Sub(last.At) > 2*time.Minute {
-		t.Errorf("%+v", a)
+		t.Errorf("the history is %+v", a)
 	}
 
 	later := now.Add(time.Hour).Format(time.RFC3339)
 	if a := get("?step=1h&to="+url.QueryEscape(later), "1h", 60); a.Total != 3 {
-		t.Errorf("%+v", a)
+		t.Errorf("the history is %+v, want a total of 3", a)
 	}
 
 	from := now.Add(-36 * time.Hour).In(time.FixedZone("", 2*3600)).Format(time.RFC3339)
 	if a := get("?step=12h&from="+url.QueryEscape(from), "12h", 4); a.Total != 3 || a.Points[3].Value != 3 {
-		t.Errorf("%+v", a)
+		t.Errorf("the history is %+v, want 3 in the last of four points", a)
 	}
 
 	for call, detail := range map[string]string{
@@ -489,7 +491,7 @@ func TestHistory(t *testing.T) {
 	wantConflict(t, s.do("GET /votes:1/range", ""), "votes:1", 1, `the rule "votes:*" keeps none`)
 	wantConflict(t, s.do("GET /votes:1/window?last=1h", ""), "votes:1", 1, `the rule "votes:*" keeps none`)
 
-	// The distinct members of several steps are fewer than their sum.
+	// The distinct members in several steps are fewer than the sum over the steps.
 	s.want("POST /people:1/members", `{"add":["a","b","c"]}`, 200, estimated("people:1", 3, "1"))
 	s.want("POST /people:1/members", `{"add":["b"]}`, 200, estimated("people:1", 3, "1"))
 	s.want("GET /people:1/window?last=1d", "", 200, `{"key":"people:1","last":"1d","value":3}`)
@@ -531,7 +533,7 @@ func TestDimensions(t *testing.T) {
 		`{"key":"views:1","dimension":"country","values":[{"value":"a \"b\"","count":3},{"value":"de",`+
 			`"count":3}],"other":2}`)
 
-	// Resets leave dimensions.
+	// A reset does not change dimensions.
 	s.want("POST /views:1/reset", `{"reason":"new","by":"ops"}`, 200, one("views:1", "sum", 0, "7"))
 	s.want("GET /views:1/dimensions/%63ountry?n=1000", "", 200, all)
 
@@ -554,7 +556,7 @@ func TestDimensions(t *testing.T) {
 	} {
 		wantProblem(t, s.do(call, body, key), 400, "dimensions")
 	}
-	// For servers alone.
+	// Dimensions are for servers alone.
 	wantProblem(t, s.do("GET /views:1/dimensions/country", ""), 403, "not public")
 	wantProblem(t, s.do("GET /views:1/dimensions/planet", ""), 403, "not public")
 	wantProblem(t, s.do("POST /votes:1/increment", `{"dimensions":{"country":"x"}}`, "User: ann"), 403,
@@ -562,7 +564,7 @@ func TestDimensions(t *testing.T) {
 	wantProblem(t, s.do("POST /votes:1/increment", `{"dimensions":{"country":5}}`, "User: ann"), 400, "country")
 	s.want("GET /votes:1", "", 200, one("votes:1", "sum", 0, "0"))
 
-	// A counter that was made as another kind has none.
+	// A counter of another kind has no dimensions.
 	if r := s.api.cfg.Counters.Change(t.Context(),
 		counter.Op{Changes: []counter.Change{{Key: "views:old", Rule: &counter.Rule{Kind: counter.Exact},
 			Verb: counter.Add, Delta: 4}}}); r.Err != nil {
@@ -593,10 +595,10 @@ func TestTop(t *testing.T) {
 	s.want("DELETE /hits:11", "", 204, "")
 	s.want("POST /hits:10/reset", `{"reason":"new","by":"ops"}`, 200, one("hits:10", "sum", 0, "2"))
 
-	w := s.do("GET "+TopRoot+"?match=hits:*&last=2h", "") // it is public, and nobody asked that before
+	w := s.do("GET "+TopRoot+"?match=hits:*&last=2h", "") // it is public, and this question is new
 	if w.Code != 200 || strings.Count(w.Body.String(), `"key"`) != 10 ||
 		!strings.Contains(w.Body.String(), `[{"key":"hits:10","value":11},{"key":"hits:9","value":10}`) {
-		t.Errorf("%d %s", w.Code, w.Body)
+		t.Errorf("the list is answered %d %s, want ten keys, hits:10 first", w.Code, w.Body)
 	}
 
 	for query, detail := range map[string]string{
@@ -623,7 +625,7 @@ func TestTop(t *testing.T) {
 	}
 }
 
-// wantProblem checks a problem that says what to do.
+// wantProblem checks a problem document that says what to do.
 func wantProblem(t *testing.T, w *httptest.ResponseRecorder, status int, detail string) {
 	t.Helper()
 
@@ -637,11 +639,11 @@ func wantProblem(t *testing.T, w *httptest.ResponseRecorder, status int, detail 
 	}
 
 	if w.Header().Get("Content-Type") != "application/problem+json" || w.Header().Get("Cache-Control") != "no-store" {
-		t.Errorf("headers %v", w.Header())
+		t.Errorf("the problem has the headers %v", w.Header())
 	}
 
 	if retry := w.Header().Get("Retry-After"); (status == 429 || status == 503) != (retry != "") {
-		t.Errorf("Retry-After of a %d: %q", status, retry)
+		t.Errorf("a %d has Retry-After %q", status, retry)
 	}
 }
 
@@ -659,8 +661,7 @@ func wantConflict(t *testing.T, w *httptest.ResponseRecorder, key string, value 
 	}
 }
 
-// Every mistake of a caller has its own answer. Of several mistakes the first is
-// answered.
+// Every mistake of a caller has its own answer. If there are several, the first one is answered.
 func TestProblems(t *testing.T) {
 	s := serve(t, nil)
 	long, many := strings.Repeat("k", 129), strings.Repeat(" ", MaxBody+1)
@@ -677,7 +678,7 @@ func TestProblems(t *testing.T) {
 	const form = "Content-Type: application/x-www-form-urlencoded"
 	for _, tc := range []struct {
 		call, body string
-		lines      []string // with key first for a server
+		lines      []string // key is the first line of a server
 		status     int
 		detail     string
 	}{
@@ -783,11 +784,10 @@ func TestProblems(t *testing.T) {
 	}
 
 	if w := s.do("GET /%2A/aggregate", "", key); !strings.Contains(w.Body.String(), `"counters":0,`) {
-		t.Errorf("something was changed: %s", w.Body)
+		t.Errorf("a refused call changed a counter: %s", w.Body)
 	}
 
-	// Paths without a route: calls of later versions, and methods that a path does not
-	// have.
+	// Paths without a route: calls of later versions, and methods that a path does not have.
 	for call, status := range map[string]int{
 		"GET /views:1/dimensions":          404,
 		"GET /":                            404,
@@ -802,6 +802,7 @@ func TestProblems(t *testing.T) {
 	}
 }
 
+// A change beyond a bound, or of another kind, is answered 409 with the present value.
 func TestConflicts(t *testing.T) {
 	var log bytes.Buffer
 	s := serve(t, func(cfg *Config) { cfg.Log = zerolog.New(&log) })
@@ -845,7 +846,7 @@ func TestConflicts(t *testing.T) {
 	}
 
 	if log.Len() > 0 {
-		t.Errorf("a caller's mistake is logged: %s", &log)
+		t.Errorf("the log must not have mistakes of callers: %s", &log)
 	}
 
 	s.want("GET ?key=views:1&key=seats:1&key=likes:1", "", 200,
@@ -853,68 +854,67 @@ func TestConflicts(t *testing.T) {
 			1, "1")+`]}`)
 }
 
-// An idempotency key that was used changes nothing a second time. It counts only within
-// its own space.
+// An idempotency key changes nothing a second time. It is known only within its own space.
 func TestReplays(t *testing.T) {
 	s := serve(t, nil)
 	for i, step := range []struct {
 		call, body string
 		lines      []string
-		value      string // in the answer
+		value      string // a part of the answer
 		replay     bool
 	}{
 		{"POST /votes:1/increment", `{"delta":5}`, []string{key}, `"value":5`, false},
 		{"POST /votes:1/increment", `{"delta":5}`, []string{key}, `"value":5`, true},
-		{"POST /votes:1/decrement", `{"delta":2}`, []string{key}, `"value":5`, true}, // bodies are not compared
+		{"POST /votes:1/decrement", `{"delta":2}`, []string{key}, `"value":5`, true}, // the bodies need not be equal
 		{"POST /votes:2/increment", ``, []string{key}, `"value":1`, false},
 		{"POST /votes:1/increment", ``, []string{"User: ann"}, `"value":6`, false},
 		{"POST /votes:1/increment", ``, []string{"User: ann"}, `"value":6`, true},
 		{"POST /votes:1/increment", ``, []string{"User: bob"}, `"value":7`, false},
 		{"POST ", `{"changes":[{"key":"votes:1"}]}`, []string{key}, `"value":8`, false},
-		{"POST ", `{"changes":[{"key":"votes:2"}]}`, []string{key}, `"value":1`, true}, // batches share one space
+		{"POST ", `{"changes":[{"key":"votes:2"}]}`, []string{key}, `"value":1`, true}, // all batches share a space
 		{"POST /likes:1/members", `{"add":["a"]}`, []string{key}, `"value":1`, false},
 		{"POST /likes:1/members", `{"add":["b"]}`, []string{key}, `"value":1`, true},
 		{"DELETE /votes:1", ``, []string{key}, ``, false},
-		{"POST /votes:1/increment", ``, []string{key}, `"value":0`, true}, // it outlives the counter
+		{"POST /votes:1/increment", ``, []string{key}, `"value":0`, true}, // the key outlives its counter
 	} {
 		w := s.do(step.call, step.body, append(step.lines, "Idempotency-Key: x")...)
 		if got := w.Header().Get("Idempotent-Replay") == "true"; w.Code/100 != 2 || got != step.replay ||
 			!strings.Contains(w.Body.String(), step.value) {
-			t.Errorf("step %d, %s: %d, replay %t, %s", i, step.call, w.Code, got, w.Body)
+			t.Errorf("step %d, %s is answered %d, replay %t, %s", i, step.call, w.Code, got, w.Body)
 		}
 	}
 
-	// A change that was refused is not remembered under its key.
+	// A refused change does not use up its key.
 	wantConflict(t, s.do("POST /seats:1/decrement", "", key, "Idempotency-Key: y"), "seats:1", 0, "floor")
 	if w := s.do("POST /seats:1/increment", "", key, "Idempotency-Key: y"); w.Code != 200 ||
 		w.Header().Get("Idempotent-Replay") != "" {
-		t.Errorf("%d %v", w.Code, w.Header())
+		t.Errorf("the change is answered %d %v, want 200 and no replay", w.Code, w.Header())
 	}
 }
 
-// Everyone may do what a rule opens. Each user, and each address without an identity,
-// may do it so often.
+// Visitors may do what a rule opens, each user and each address without an identity at a limited rate.
 func TestPublicCalls(t *testing.T) {
 	s := serve(t, nil)
 	if w := s.do("GET ?key=views:1&key=likes:1", ""); w.Code != 200 {
-		t.Errorf("read: %d %s", w.Code, w.Body)
+		t.Errorf("a public read is answered %d %s, want 200", w.Code, w.Body)
 	}
 
 	if w := s.do("POST /votes:1/increment", `{"delta":1,"dimensions":{}}`); w.Code != 200 ||
 		w.Header().Get("Issued") != "new" {
-		t.Errorf("increment: %d %v", w.Code, w.Header())
+		t.Errorf("a public increment is answered %d %v, want 200 and a new identity", w.Code, w.Header())
 	}
 
-	for _, method := range []string{"GET", "DELETE"} { // they issue no identity
+	for _, method := range []string{"GET", "DELETE"} { // these issue no identity
 		if w := s.do(method+" /likes:1/members/me", ""); w.Code != 200 || w.Header().Get("Issued") != "" ||
 			!strings.Contains(w.Body.String(), `"member":false`) {
-			t.Errorf("%s: %d %v %s", method, w.Code, w.Header(), w.Body)
+			t.Errorf("%s of one's own membership is answered %d %v %s, want false without a new identity",
+				method, w.Code, w.Header(), w.Body)
 		}
 	}
 
 	if w := s.do("PUT /likes:1/members/me", "", "User: ann"); w.Code != 200 || w.Header().Get("Issued") != "ann" ||
 		!strings.Contains(w.Body.String(), `"member":true`) {
-		t.Errorf("PUT: %d %v %s", w.Code, w.Header(), w.Body)
+		t.Errorf("PUT of one's own membership is answered %d %v %s, want true", w.Code, w.Header(), w.Body)
 	}
 
 	for _, who := range []string{"User: bob", "Other: address"} {
@@ -936,13 +936,13 @@ func TestPublicCalls(t *testing.T) {
 			}
 		}
 
-		if refused == 0 || refused > 41 { // of the burst of 20 one may be gone; a busy machine gives some back
+		// One of the burst of 20 may be used up already, and a busy machine gives some back.
+		if refused == 0 || refused > 41 {
 			t.Errorf("%s: %d of 60 refused", who, refused)
 		}
 	}
 
-	// A change that breaks a bound is refused for that, even when the caller is over the
-	// limit.
+	// A change beyond a bound is refused for that reason, even if the caller is over the limit.
 	for range 3 {
 		s.do("POST /seats:1/increment", "", key)
 	}
@@ -951,7 +951,7 @@ func TestPublicCalls(t *testing.T) {
 	}
 
 	if w := s.do("GET /views:1", "", "User: eve"); w.Code != 200 {
-		t.Errorf("a read is limited: %d", w.Code)
+		t.Errorf("a read was limited: %d", w.Code)
 	}
 }
 
@@ -1012,8 +1012,8 @@ func (o *awayStore) Aggregate(ctx context.Context, prefix string) (counter.Aggre
 	return o.Store.Aggregate(ctx, prefix)
 }
 
-// While the store is away, changes get 503. Reads that may lag get what is known, as
-// stale. What nobody knows gets 503.
+// While the store is away, changes get 503. Reads that may lag get the last known value, as stale, or 503 if there is
+// none.
 func TestTheStoreIsAway(t *testing.T) {
 	store := &awayStore{Store: countertest.InMemory(t, nil)}
 	s := serve(t, func(cfg *Config) {
@@ -1046,7 +1046,7 @@ func TestTheStoreIsAway(t *testing.T) {
 	s.want("GET /views:1", "", 200, one("views:1", "sum", 1, "1"))
 }
 
-// full is a Writer that writes nothing before it may.
+// full is a Writer whose writes wait until they are let go.
 type full struct {
 	counter.Store
 	may chan struct{}
@@ -1057,6 +1057,7 @@ func (f *full) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return f.Store.Apply(ctx, ops)
 }
 
+// When the queue of changes is full, further ones get 503, and those in the queue are made later.
 func TestTheQueueIsFull(t *testing.T) {
 	store := &full{Store: countertest.InMemory(t, nil), may: make(chan struct{})}
 	s := serve(t, func(cfg *Config) {
@@ -1070,7 +1071,7 @@ func TestTheQueueIsFull(t *testing.T) {
 
 	for range 5 {
 		if code := <-busy; code != 503 {
-			t.Errorf("%d while the queue is full", code)
+			t.Errorf("with a full queue a change is answered %d, want 503", code)
 		}
 	}
 	wantProblem(t, s.do("POST /views:2/increment", "", key), 503, "was not made")
@@ -1078,14 +1079,14 @@ func TestTheQueueIsFull(t *testing.T) {
 	close(store.may)
 	for range 3 {
 		if code := <-busy; code != 200 {
-			t.Errorf("%d of one that waited", code)
+			t.Errorf("a change that waited in the queue is answered %d, want 200", code)
 		}
 	}
 
 	s.want("GET /views:1/exact", "", 200, one("views:1", "sum", 3, "2"))
 }
 
-// A counter keeps the kind it was made with, and the log says so once.
+// A counter keeps the kind that it was created with, and the log says once that its rule has another.
 func TestARuleChangedItsKind(t *testing.T) {
 	var log strings.Builder
 	store := countertest.InMemory(t, nil)
@@ -1107,11 +1108,11 @@ func TestARuleChangedItsKind(t *testing.T) {
 
 	s.want("PUT /views:1/members/b", "", 200, one("views:1", "members", 2, "2", `,"member":true`))
 	if n := strings.Count(log.String(), "\n"); n != 1 || !strings.Contains(log.String(), `"match":"views:*"`) {
-		t.Errorf("the log has %d lines: %s", n, &log)
+		t.Errorf("the log has %d lines, want 1 that names the rule: %s", n, &log)
 	}
 }
 
-// Whatever the path and the query, a call that fails is answered with a problem.
+// Whatever the path and the query, a call that fails is answered with a problem document.
 func FuzzPaths(f *testing.F) {
 	f.Add("GET", "/views:1/members/a%2F", "", "limit=1")
 	f.Add("POST", "/%ff/increment", `{"delta":1}`, "")

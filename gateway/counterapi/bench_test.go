@@ -12,7 +12,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// A notification of the store about some of a thousand counters that clients look at.
+// BenchmarkNotify measures a notification of the store about some of a thousand counters that clients watch.
 func BenchmarkNotify(b *testing.B) {
 	for _, changed := range []int{1, 100} {
 		b.Run(fmt.Sprint(changed), func(b *testing.B) {
@@ -42,7 +42,7 @@ func BenchmarkNotify(b *testing.B) {
 	}
 }
 
-// A call from the router to the written answer, over a store in memory.
+// BenchmarkCall measures a call from the router to the written answer, over a store in memory.
 func BenchmarkCall(b *testing.B) {
 	for name, call := range map[string]struct{ method, path string }{
 		"increment": {http.MethodPost, "/views:1/increment"},

@@ -13,8 +13,8 @@ import (
 	"headcount/gateway/bounds"
 )
 
-// Callers without API key hold back large bodies. At the bound a further large one is refused; small
-// ones are not, nor are those of servers. All that are sent to their end are carried out.
+// Callers without an API key send large bodies slowly. At the bound a further large body is refused; small ones are
+// not, nor are those of servers. Every body that arrives completely is carried out.
 func TestHeldBodies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := serve(t, nil)
@@ -37,14 +37,14 @@ func TestHeldBodies(t *testing.T) {
 				w := httptest.NewRecorder()
 				s.engine.ServeHTTP(w, r)
 				if w.Code != http.StatusOK {
-					t.Errorf("the held body %d: %d %s", i, w.Code, w.Body)
+					t.Errorf("large body %d is answered %d %s, want 200", i, w.Code, w.Body)
 				}
 			})
 
 			_, _ = io.WriteString(end, large[:smallBody])
 		}
 
-		synctest.Wait() // all large bodies that may be read at once are
+		synctest.Wait() // until as many large bodies are being read as permitted
 
 		ask := func(body string, status int, lines ...string) {
 			t.Helper()

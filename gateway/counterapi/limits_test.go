@@ -23,7 +23,7 @@ type limited struct {
 
 var limitBody = regexp.MustCompile(`^\{"allowed":(true|false),"limit":\d+,"remaining":\d+,"reset_after_ms":\d+\}\n$`)
 
-// parseLimit checks the form of an answer, and that its headers say what its body says.
+// parseLimit checks the form of an answer, and that its headers agree with its body.
 func parseLimit(t *testing.T, w *httptest.ResponseRecorder, window int64) (got limited) {
 	t.Helper()
 	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || !limitBody.MatchString(w.Body.String()) {
@@ -33,7 +33,7 @@ func parseLimit(t *testing.T, w *httptest.ResponseRecorder, window int64) (got l
 	h, wait := w.Header(), strconv.FormatInt((got.ResetAfter+999)/1000, 10)
 	retry := wait
 	if got.Allowed {
-		retry = "" // nothing has to be tried again
+		retry = "" // an allowed call need not be tried again
 	}
 
 	for name, want := range map[string]string{
@@ -47,7 +47,7 @@ func parseLimit(t *testing.T, w *httptest.ResponseRecorder, window int64) (got l
 	}
 
 	if status := map[bool]int{true: 200, false: 429}[got.Allowed]; w.Code != status {
-		t.Errorf("%d %s", w.Code, w.Body)
+		t.Errorf("the status is %d, want %d for %s", w.Code, status, w.Body)
 	}
 
 	return got
@@ -60,7 +60,7 @@ func TestLimits(t *testing.T) {
 	for i, step := range []struct {
 		key, body string
 		window    int64
-		want      limited // but for the time
+		want      limited // without the time
 	}{
 		{"a", `{"limit":100,"window":"31d"}`, 31 * day, limited{true, 100, 99, 0}},
 		{"a", `{"limit":100,"window":"31d","cost":43,"algorithm":"sliding"}`, 31 * day, limited{true, 100, 56, 0}},
@@ -76,7 +76,7 @@ func TestLimits(t *testing.T) {
 		got := parseLimit(t, s.do("POST "+limitsRoot+"/"+step.key, step.body, key, "Idempotency-Key: x"), step.window)
 
 		if got.ResetAfter <= 0 || got.ResetAfter > 2000*step.window {
-			t.Errorf("step %d: back after %d ms", i, got.ResetAfter)
+			t.Errorf("step %d: all is back only after %d ms", i, got.ResetAfter)
 		}
 
 		got.ResetAfter = 0
@@ -86,8 +86,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestLimitsAreLookedAtAndGivenBack: whoever looks changes nothing, what was taken can be given back and not more, and
-// a limit that is deleted begins anew.
+// TestLimitsAreLookedAtAndGivenBack: a cost of 0 changes nothing. A negative cost gives back at most what was taken. A
+// deleted limit begins anew.
 func TestLimitsAreLookedAtAndGivenBack(t *testing.T) {
 	for _, algorithm := range []string{"fixed", "sliding", "log"} {
 		t.Run(algorithm, func(t *testing.T) {
@@ -108,11 +108,11 @@ func TestLimitsAreLookedAtAndGivenBack(t *testing.T) {
 			forget := func() {
 				t.Helper()
 				if w := s.do("DELETE "+limitsRoot+"/k", "", key); w.Code != 204 || w.Body.Len() > 0 {
-					t.Errorf("DELETE: %d %s", w.Code, w.Body)
+					t.Errorf("DELETE is answered %d %s, want 204", w.Code, w.Body)
 				}
 			}
 
-			forget() // what nobody asked for
+			forget() // of a limit that was never used
 			for _, step := range []struct {
 				cost, remaining int
 				allowed         bool
@@ -130,7 +130,7 @@ func TestLimitsAreLookedAtAndGivenBack(t *testing.T) {
 			forget()
 			forget()
 			if got := ask(0); got.Remaining != 10 {
-				t.Errorf("the limit was forgotten, but %+v", got)
+				t.Errorf("after the deletion the limit is %+v, want all 10", got)
 			}
 		})
 	}
@@ -194,7 +194,7 @@ func TestProblemsOfLimits(t *testing.T) {
 	}
 
 	if got := parseLimit(t, s.do(path, good, key), 60); got.Remaining != 99 {
-		t.Errorf("what was refused cost something: %+v", got)
+		t.Errorf("refused calls were charged: %+v remains, want 99", got)
 	}
 }
 
@@ -207,12 +207,12 @@ func TestTheStoreOfLimitsIsAway(t *testing.T) {
 
 	parseLimit(t, s.do(call, body, key), 31*24*60*60)
 
-	// Calls that were not answered cost nothing here, since the store never got them.
+	// The calls without an answer cost nothing here, since they never reached the store.
 	store.away.Store(true)
 	wantProblem(t, s.do(call, body, key), 503, "decide whether to let it pass")
 	store.away.Store(false)
 
 	if got := parseLimit(t, s.do(call, body, key), 31*24*60*60); !got.Allowed || got.Remaining != 0 {
-		t.Errorf("%+v", got)
+		t.Errorf("the limit is %+v, want it allowed with nothing left", got)
 	}
 }

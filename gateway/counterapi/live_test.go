@@ -20,18 +20,18 @@ import (
 
 const lag = 5 * time.Second // of the built-in rules
 
-// scripted is counters whose feed says what the test has it say. Only Read, Watch, Remote and Up are called.
+// scripted has counters whose feed is written by the test. Only Read, Watch, Remote and Up are called.
 type scripted struct {
 	Counters
-	mu       sync.Mutex // guards all below
+	mu       sync.Mutex // guards the fields below
 	counters map[string]counter.Counter
 	members  map[string]bool // "key/member"
 	followed map[string]bool
 	away     bool
-	part     bool // stocks alone cannot be read
+	part     bool // only stocks cannot be read
 	silent   bool // reads are never answered
 	reads    int
-	during   func() // a read, after it has seen what it answers; once
+	during   func() // called once, in a read that has its answer already
 
 	told func([]counter.Update)
 	lost func()
@@ -106,10 +106,10 @@ func (s *scripted) Unfollow(keys ...string) {
 
 func (s *scripted) Close() {}
 
-// goes has the store be away, or back.
+// goes makes the store go away, or come back.
 func (s *scripted) goes(away bool) { s.mu.Lock(); defer s.mu.Unlock(); s.away = away }
 
-// set has the store have a counter of that version; sequence 0 has none.
+// set gives the counter that version in the store; with sequence 0 there is no counter.
 func (s *scripted) set(incarnation, sequence uint64, members ...string) counter.Counter {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,7 +130,7 @@ func (s *scripted) set(incarnation, sequence uint64, members ...string) counter.
 	return c
 }
 
-// pages is a Hub and a Viewer that note what they are told, in order.
+// pages is a Hub and a Viewer that note what they receive, in order.
 type pages struct {
 	mu  sync.Mutex
 	log []string
@@ -188,7 +188,7 @@ func lively(t *testing.T, test func(t *testing.T, l *Live, s *scripted, want fun
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			if !slices.Equal(p.log, want) {
-				t.Errorf("told %q, want %q", p.log, want)
+				t.Errorf("the hub received %q, want %q", p.log, want)
 			}
 
 			p.log = nil
@@ -202,6 +202,7 @@ func (s *scripted) tell(c counter.Counter, joined ...string) {
 	s.told([]counter.Update{{Counter: c, Joined: joined}})
 }
 
+// A followed counter is read once, and then each notified version reaches the hub.
 func TestFollowing(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		s.set(1, 5)
@@ -217,7 +218,7 @@ func TestFollowing(t *testing.T) {
 		s.tell(s.set(2, 1))
 		want("2-1")
 
-		// Nobody says so, but something may have been lost.
+		// No notification comes, but one may have been lost.
 		s.set(2, 9)
 		s.lost()
 		want("2-9")
@@ -225,23 +226,23 @@ func TestFollowing(t *testing.T) {
 		l.Unwant(likes)
 		synctest.Wait()
 		if n := len(s.followed); n > 0 {
-			t.Errorf("%d are still followed", n)
+			t.Errorf("%d counters are still followed, want none", n)
 		}
 		s.tell(s.set(2, 10))
 		want()
 
-		// Wanted again before it was unfollowed, it has to be read again all the same.
+		// A counter that is wanted again before it is unfollowed must be read again.
 		l.Want(likes)
 		l.Unwant(likes)
 		l.Want(likes)
 		want("2-10")
 		if !maps.Equal(s.followed, map[string]bool{"likes:1": true}) {
-			t.Errorf("followed: %v", s.followed)
+			t.Errorf("%v are followed, want likes:1 alone", s.followed)
 		}
 	})
 }
 
-// Exact counters may have a store of their own: while it is away, all others are shown as before.
+// Exact counters may have their own store. While it is away, all others are shown as before.
 func TestOnlyExactCountersAreAway(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		s.part = true
@@ -251,7 +252,7 @@ func TestOnlyExactCountersAreAway(t *testing.T) {
 		want("1-5")
 
 		s.tell(s.set(1, 6))
-		time.Sleep(5 * time.Second) // it is tried again and again
+		time.Sleep(5 * time.Second) // reads are tried again and again
 		want("1-6")
 
 		s.mu.Lock()
@@ -265,7 +266,7 @@ func TestOnlyExactCountersAreAway(t *testing.T) {
 	})
 }
 
-// A counter that alone cannot be read is shown as stale, also to those who come meanwhile, and others are not.
+// If only one counter cannot be read, it is stale, also for clients that come meanwhile, and others are not.
 func TestOneIsAway(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		stock := Topic("stock:1")
@@ -282,7 +283,7 @@ func TestOneIsAway(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		want("stale")
 		if l.current([]string{"likes:1"}, lag) == nil || l.current([]string{"stock:1"}, lag) != nil {
-			t.Error("only what is not stale is read from memory")
+			t.Error("memory must answer for likes:1 and not for the stale stock:1")
 		}
 
 		l.Unwant(stock)
@@ -299,7 +300,7 @@ func TestOneIsAway(t *testing.T) {
 	})
 }
 
-// Of however many counters a server has, all are stale soon after it is away, and those of the other server are not.
+// When a server is away, all its counters are soon stale, however many there are, and those of another server are not.
 func TestManyAreAway(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, _ func(...string)) {
 		const stocks = 20 * counter.MaxKeys
@@ -312,7 +313,7 @@ func TestManyAreAway(t *testing.T) {
 
 		time.Sleep(time.Second)
 		if l.current([]string{"stock:0", "likes:1"}, lag) == nil {
-			t.Fatal("they are not read")
+			t.Fatal("the counters are not known yet")
 		}
 
 		s.mu.Lock()
@@ -322,7 +323,7 @@ func TestManyAreAway(t *testing.T) {
 
 		for i := range stocks {
 			if key := fmt.Sprint("stock:", i); l.current([]string{key}, lag) != nil {
-				t.Fatalf("%s is not stale", key)
+				t.Fatalf("%s is answered from memory, want it stale", key)
 			}
 		}
 
@@ -332,7 +333,7 @@ func TestManyAreAway(t *testing.T) {
 	})
 }
 
-// What the store has while it lags is shown in place of a counter that did not exist yet when it was last read here.
+// A counter that did not exist when this process last read it, and exists in a store that lags, is shown.
 func TestALaterCounterWinsWhileTheStoreIsStale(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, _ func(...string)) {
 		l.remember(counter.Counter{Key: "likes:1"})
@@ -341,19 +342,19 @@ func TestALaterCounterWinsWhileTheStoreIsStale(t *testing.T) {
 		c := s.set(1, 5)
 		c.Updated, c.Stale = time.Now(), true
 		if is, ok := l.newest(counter.Reading{Counter: c}); !ok || is.Value != 5 {
-			t.Errorf("it is %+v, %v", is, ok)
+			t.Errorf("the counter is %+v, %v; want 5", is, ok)
 		}
 
 		time.Sleep(time.Minute)
-		l.remember(counter.Counter{Key: "likes:1"}) // it has been deleted
+		l.remember(counter.Counter{Key: "likes:1"}) // the counter was deleted
 		if is, ok := l.newest(counter.Reading{Counter: c}); !ok || is.Touched() {
-			t.Errorf("after its end it is %+v, %v", is, ok)
+			t.Errorf("after the deletion the counter is %+v, %v; want none", is, ok)
 		}
 	})
 }
 
-// A read and an update from the store may overtake each other. Nobody is shown an older
-// version, or the end of a counter that was made again.
+// A read and a notification may overtake each other. No client is shown an older version, or the end of a counter that
+// was created anew.
 func TestReadsAndUpdatesOvertakeEachOther(t *testing.T) {
 	for name, tc := range map[string]struct {
 		play func(l *Live, s *scripted)
@@ -421,6 +422,7 @@ func TestReadsAndUpdatesOvertakeEachOther(t *testing.T) {
 	}
 }
 
+// A viewer learns whether it is a member of the counter: from a read, from notifications, and from its own changes.
 func TestMembership(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		s.set(1, 1, "ann")
@@ -432,12 +434,12 @@ func TestMembership(t *testing.T) {
 			v.mu.Lock()
 			defer v.mu.Unlock()
 			if !slices.Equal(v.log, want) {
-				t.Errorf("told %q, want %q", v.log, want)
+				t.Errorf("the viewer received %q, want %q", v.log, want)
 			}
 			v.log = nil
 		}
 
-		l.View("likes:1", "ann", ann) // it does not look yet
+		l.View("likes:1", "ann", ann) // not followed yet
 		l.Want(likes)
 		l.View("likes:1", "ann", ann)
 		l.View("likes:1", "bob", bob)
@@ -449,7 +451,7 @@ func TestMembership(t *testing.T) {
 		l.View("likes:1", "ann", tab)
 		told(tab, "mine true again true")
 		if s.reads != reads {
-			t.Error("the store was asked about a member who is known")
+			t.Error("the store was asked about a known member")
 		}
 
 		s.tell(s.set(1, 2, "ann", "bob"), "bob")
@@ -460,7 +462,7 @@ func TestMembership(t *testing.T) {
 		told(ann, "mine false again false")
 		told(tab, "mine false again false")
 
-		// A notification that does not name all members has the store asked about everybody.
+		// After a notification that does not name all changed members, the store is asked about all viewers.
 		s.told([]counter.Update{{Counter: s.set(1, 4, "ann"), Reread: true}})
 		told(ann, "mine true again true")
 		told(bob, "mine false again true")
@@ -468,7 +470,7 @@ func TestMembership(t *testing.T) {
 
 		l.Unview("likes:1", "ann", tab)
 		empty := s.set(1, 5)
-		empty.Value = 0 // by a reset: no frame may say that somebody is a member of it
+		empty.Value = 0 // as after a reset: no frame may say that a viewer is a member
 		s.told([]counter.Update{{Counter: empty, Reread: true}})
 		told(ann, "mine false again false")
 		told(bob, "mine false again false")
@@ -477,7 +479,7 @@ func TestMembership(t *testing.T) {
 		told(ann, "mine false again false")
 		told(bob, "mine false again false")
 		told(tab)
-		// A read has overtaken what the store tells: the frame must be sent again.
+		// A read has overtaken the notification, so the frame must be sent again.
 		now := s.set(2, 1, "ann")
 		s.lost()
 		want("1-2", "1-3", "1-4", "1-5", "0-0", "2-1")
@@ -491,13 +493,12 @@ func TestMembership(t *testing.T) {
 		}
 
 		if k := l.keys["likes:1"]; len(k.viewers) > 0 {
-			t.Errorf("%d viewers are left", len(k.viewers))
+			t.Errorf("%d viewers are left, want none", len(k.viewers))
 		}
 	})
 }
 
-// While the store is away, everything is stale. A client that comes meanwhile hears when
-// the store is back.
+// While the store is away, everything is stale. A client that comes meanwhile learns when the store is back.
 func TestAwayAndBack(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		s.set(1, 1, "ann")
@@ -505,10 +506,10 @@ func TestAwayAndBack(t *testing.T) {
 		want("1-1")
 
 		s.goes(true)
-		time.Sleep(probeEvery + time.Millisecond) // nobody says that it has gone
+		time.Sleep(probeEvery + time.Millisecond) // until a probe notices that the store has gone
 		want("stale")
 		if l.current([]string{"likes:1"}, lag) != nil {
-			t.Error("what is stale is taken for new")
+			t.Error("memory answers with a stale counter")
 		}
 
 		ann := &pages{}
@@ -524,17 +525,17 @@ func TestAwayAndBack(t *testing.T) {
 		synctest.Wait()
 
 		if got := strings.Join(ann.log, ","); got != "mine true again true" {
-			t.Errorf("told %q", got)
+			t.Errorf("the viewer received %q", got)
 		}
 
 		if all := l.current([]string{"likes:1", "views:1"}, lag); len(all) != 2 || !all[0].Approx ||
 			all[1].Kind != counter.Sum {
-			t.Errorf("heard %+v", all)
+			t.Errorf("memory answers %+v", all)
 		}
 	})
 }
 
-// Who begins to look while the store is away is told what was last read, as stale.
+// A client that begins to watch while the store is away gets the value that was last read, as stale.
 func TestKnownWhileAway(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		c := s.set(1, 1)
@@ -553,7 +554,7 @@ func TestKnownWhileAway(t *testing.T) {
 	})
 }
 
-// A change of this process whose notification has yet to arrive is not undone while the store is away.
+// A change by this process, whose notification has not arrived yet, is not undone while the store is away.
 func TestOwnChangeIsKnownWhileAway(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		s.set(1, 1)
@@ -567,7 +568,7 @@ func TestOwnChangeIsKnownWhileAway(t *testing.T) {
 	})
 }
 
-// A store that knows only what one counter was knows the others.
+// A store that knows only an earlier state of one counter knows the others.
 func TestOneIsStale(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		c := s.set(1, 1)
@@ -585,16 +586,16 @@ func TestOneIsStale(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		want()
 		if all := l.current([]string{"likes:1", "views:1"}, lag); len(all) != 2 || !all[0].Stale || all[1].Stale {
-			t.Errorf("heard %+v", all)
+			t.Errorf("memory answers %+v, want the first stale and the second not", all)
 		}
 
-		s.set(1, 1) // the store knows it again, and does not say so
+		s.set(1, 1) // the store knows the counter again, without a notification
 		time.Sleep(probeEvery)
 		want("1-1")
 		s.tell(s.set(1, 3))
 		want("1-3")
 
-		c.Version.Sequence, c.Value = 2, 2 // what it was is older than what was told
+		c.Version.Sequence, c.Value = 2, 2 // older than what the hub has received
 		s.mu.Lock()
 		s.counters[c.Key] = c
 		s.mu.Unlock()
@@ -607,36 +608,37 @@ func TestOneIsStale(t *testing.T) {
 	})
 }
 
-// What the store last confirmed is as old as that: nobody else says so while the store is silent.
+// A value in memory is as old as its last confirmation by the store. While the store is silent, nothing else confirms
+// it.
 func TestNoReadFromMemoryIsOlderThanItsLag(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		keys := []string{"likes:1"}
 
 		s.set(1, 1)
 		l.Want(likes)
-		for range 100 { // a quiet counter is confirmed again and again
+		for range 100 { // a counter that does not change is confirmed by probes
 			time.Sleep(probeEvery / 2)
 			if l.current(keys, 2*time.Second) == nil {
-				t.Fatal("a counter that is followed costs the store a call")
+				t.Fatal("a followed counter was not answered from memory")
 			}
 		}
 
 		s.mu.Lock()
 		s.silent = true
 		s.mu.Unlock()
-		s.tell(s.set(1, 2))                          // nobody knows how long that was on its way
-		time.Sleep(2*time.Second + time.Millisecond) // a probe may have begun at that moment, and was answered
+		s.tell(s.set(1, 2))                          // a notification may have been on its way for any time
+		time.Sleep(2*time.Second + time.Millisecond) // a probe may have begun just then, and was answered
 		synctest.Wait()
 		if c := l.current(keys, 2*time.Second); c != nil {
-			t.Errorf("2 s and more after the store fell silent a read is %+v", c)
+			t.Errorf("more than 2 s after the store fell silent memory answers %+v", c)
 		}
 		if l.current(keys, 4*time.Second) == nil {
-			t.Error("one that may be older is not answered")
+			t.Error("a read that may be 4 s old is not answered from memory")
 		}
 	})
 }
 
-// A read that the store answered confirms a counter that no probe has reached.
+// An answered read confirms a counter that no probe has reached.
 func TestAReadConfirmsACounter(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		const many = 100 * counter.MaxKeys
@@ -658,19 +660,19 @@ func TestAReadConfirmsACounter(t *testing.T) {
 
 		keys := unconfirmed()
 		if len(keys) == 0 {
-			t.Fatal("a probe reaches them all")
+			t.Fatal("a probe reaches all counters, so the test proves nothing")
 		}
 
 		if _, err := api.read(t.Context(), keys[:1], "", lag); err != nil {
 			t.Fatal(err)
 		}
 		if l.current(keys[:1], lag) == nil {
-			t.Error("the next read costs the store another call")
+			t.Error("the next read is not answered from memory")
 		}
 	})
 }
 
-// After a standstill everything is stale until it has been read again.
+// After a standstill of the process everything is stale until it has been read again.
 func TestStandstill(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		s.set(1, 1)
@@ -679,7 +681,7 @@ func TestStandstill(t *testing.T) {
 		l.resumed()
 		want("stale", "1-1")
 
-		s.set(1, 3) // and nobody said so
+		s.set(1, 3) // without a notification
 		l.resumed()
 		want("stale", "1-3")
 	})

@@ -16,7 +16,7 @@ import (
 	"headcount/presence"
 )
 
-// topUpdates is a Hub that counts updates by their kind.
+// topUpdates is a Hub that counts the updates of each kind.
 type topUpdates struct {
 	nowhere
 	mu sync.Mutex
@@ -29,7 +29,7 @@ func (h *topUpdates) Update(u presence.Update) {
 	h.of[u.Topic.Kind]++
 }
 
-// follow serves event streams of top lists that never end. end ends those of visitors.
+// follow serves event streams of top lists that do not end. The returned end ends those of visitors.
 func (s *served) follow(hub Hub) (top *LiveTop, end func()) {
 	top = NewLiveTop(s.api, hub)
 	var followed []presence.Topic
@@ -59,12 +59,12 @@ func (s *served) follow(hub Hub) (top *LiveTop, end func()) {
 	}
 }
 
-// list is the call for a list of its own.
+// list returns the call for a list that no other call asks for.
 func list(n int) string {
 	return fmt.Sprintf("GET %s/events?match=hits:*&last=%dm", TopRoot, 1+n)
 }
 
-// One address follows a few lists of its own, and those that others follow. Visitors leave room for servers.
+// One address may follow a few lists of its own, and any that others follow. Visitors leave room for servers.
 func TestListsThatAreFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := serve(t, nil)
@@ -91,7 +91,7 @@ func TestListsThatAreFollowed(t *testing.T) {
 			follow(n, 200, from(n))
 		}
 
-		// The places of visitors are taken; servers have their own.
+		// The places for visitors are taken, but servers have their own.
 		follow(bounds.TopLists.Max, 429, from(bounds.TopLists.Max))
 		for n := range bounds.TopLists.Max {
 			follow(n, 200, key)
@@ -101,11 +101,11 @@ func TestListsThatAreFollowed(t *testing.T) {
 
 		end()
 		follow(bounds.TopLists.Max, 200, from(1))
-		time.Sleep(time.Second) // for the pause
+		time.Sleep(time.Second) // until the pause after a question is over
 	})
 }
 
-// Lists that servers follow do not wait for the questions of visitors.
+// The lists that servers follow do not wait for questions of visitors.
 func TestListsOfServers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := serve(t, nil)
@@ -114,12 +114,12 @@ func TestListsOfServers(t *testing.T) {
 
 		for n, lines := range [][]string{{from(1)}, {key}} {
 			if w := s.do(list(n), "", lines...); w.Code != 200 {
-				t.Fatalf("%d %s", w.Code, w.Body)
+				t.Fatalf("the list is answered %d %s, want 200", w.Code, w.Body)
 			}
 		}
 
-		time.Sleep(time.Second)            // for the pause
-		s.api.questions.turn <- struct{}{} // visitors have to wait
+		time.Sleep(time.Second)            // until the pause after a question is over
+		s.api.questions.turn <- struct{}{} // now visitors have to wait
 
 		ctx, cancel := context.WithCancel(t.Context())
 		var polls sync.WaitGroup
@@ -132,13 +132,13 @@ func TestListsOfServers(t *testing.T) {
 
 		hub.mu.Lock()
 		if hub.of[ServerTopKind] != 2 || hub.of[TopKind] != 0 {
-			t.Errorf("updates: %v, want 2 of the list of a server", hub.of)
+			t.Errorf("the updates are %v, want 2 of the server's list and none of visitors'", hub.of)
 		}
 		hub.mu.Unlock()
 
 		<-s.api.questions.turn
 		cancel()
 		polls.Wait()
-		time.Sleep(time.Second) // for the pause
+		time.Sleep(time.Second) // until the pause after a question is over
 	})
 }

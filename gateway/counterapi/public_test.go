@@ -13,7 +13,7 @@ import (
 	"headcount/gateway/bounds"
 )
 
-// vote has as many users of one address change a counter each, and returns how many were let.
+// vote makes users of one address change a counter each, and returns how many of the changes were made.
 func (s *served) vote(t *testing.T, from, users int, key func(n int) string, lines func(n int) []string) (made int) {
 	t.Helper()
 	for n := from; n < from+users; n++ {
@@ -36,7 +36,7 @@ func withToken(int) []string   { return nil }
 func same(int) string          { return "votes:same" }
 func fresh(n int) string       { return fmt.Sprintf("votes:%d", n) }
 
-// Identities cost nothing: however many one address brings, it does not change more.
+// Identities cost nothing, so an address may not make more changes, however many identities it brings.
 func TestAnAddressIsBoundedWhoeverItSaysItIs(t *testing.T) {
 	for name, tc := range map[string]struct {
 		key      func(int) string
@@ -62,19 +62,19 @@ func TestAnAddressIsBoundedWhoeverItSaysItIs(t *testing.T) {
 				}
 
 				if w := s.do("POST /votes:same/increment", "", key); w.Code != 200 {
-					t.Errorf("with an API key: %d", w.Code)
+					t.Errorf("a call with an API key is answered %d, want 200", w.Code)
 				}
 
 				time.Sleep(10 * time.Second)
 				if made := s.vote(t, 0, 10, tc.key, tc.lines); made != 10 {
-					t.Errorf("%d of the first 10 users may go on", made)
+					t.Errorf("%d of the first 10 users may change again, want all", made)
 				}
 			})
 		})
 	}
 }
 
-// A rule that is open has as many counters as its max; those go on, and servers make more.
+// Under an open rule visitors can create at most max counters. Existing ones work on, and servers may create more.
 func TestTheNumberOfOpenCountersIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		parsed, err := counter.ParseRules([]byte(`{"rules":[{"match":"votes:*","kind":"sum",` +
@@ -101,10 +101,10 @@ func TestTheNumberOfOpenCountersIsBounded(t *testing.T) {
 		wantProblem(t, s.do("POST /votes:x/increment", "", "User: x"), 429, "see max")
 
 		if full := callsWith(t, registry, "full"); full != 8 {
-			t.Errorf("%v calls are counted as full", full)
+			t.Errorf("%v calls are counted as full, want 8", full)
 		}
 
-		// The number of counters is asked for again after a while.
+		// After a while the number of counters is read again.
 		for _, key := range []string{"votes:a", "votes:b", "votes:c"} {
 			s.want("DELETE /"+key, "", 204, "")
 		}
@@ -132,6 +132,6 @@ func callsWith(t *testing.T, from prometheus.Gatherer, name string) float64 {
 		}
 	}
 
-	t.Fatal("there is no such metric")
+	t.Fatal("the metric does not exist")
 	return 0
 }

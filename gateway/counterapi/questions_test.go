@@ -17,14 +17,14 @@ import (
 	"headcount/gateway/bounds"
 )
 
-// takes is how long a slow store takes for a history.
+// takes is how long the slow store needs for a history.
 const takes = 400 * time.Millisecond
 
 // slow is a store that is slow.
 type slow struct {
 	Counters
 	histories atomic.Int32
-	stale     bool // a region is missing
+	stale     bool // as while a region is silent
 }
 
 func (s *slow) History(
@@ -54,7 +54,7 @@ func slowly(t *testing.T, test func(t *testing.T, s *served, store *slow)) {
 
 func text(w *httptest.ResponseRecorder) string { return strings.TrimSpace(w.Body.String()) }
 
-// atOnce makes calls at the same time, of each address as many as it may make.
+// atOnce makes the calls at the same time, from as few addresses as may make them.
 func (s *served) atOnce(calls []string) []*httptest.ResponseRecorder {
 	s.t.Helper()
 	out := make([]*httptest.ResponseRecorder, len(calls))
@@ -68,10 +68,11 @@ func (s *served) atOnce(calls []string) []*httptest.ResponseRecorder {
 	return out
 }
 
-// from is the line that makes a call come from the n-th address.
+// from returns the header line of a call from the n-th address.
 func from(n int) string { return fmt.Sprint("Addr: 2001:db8:0:", n, "::1") }
 
-// TestEqualQuestions: they are one computation, and its answer is kept for the rule's stale, from when it began.
+// TestEqualQuestions: equal questions share one computation. Its answer is kept for the time that the rule permits,
+// counted from the start of the computation.
 func TestEqualQuestions(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, store *slow) {
 		s.want("POST /hits:1/increment", `{"delta":5}`, 200, one("hits:1", "sum", 5, "1"))
@@ -91,12 +92,12 @@ func TestEqualQuestions(t *testing.T) {
 				want = `{"key":"hits:1","last":"1d","value":5}`
 			}
 			if w.Code != 200 || text(w) != want {
-				t.Fatalf("%d %s", w.Code, w.Body)
+				t.Fatalf("the answer is %d %s, want %s", w.Code, w.Body, want)
 			}
 		}
 
 		if n := store.histories.Load(); n != 1 || time.Since(began) != takes {
-			t.Errorf("%d computations in %s, want 1", n, time.Since(began))
+			t.Errorf("%d computations in %s, want 1 that takes %s", n, time.Since(began), takes)
 		}
 
 		s.want("POST /hits:1/increment", "", 200, one("hits:1", "sum", 6, "2"))
@@ -116,7 +117,7 @@ func TestEqualQuestions(t *testing.T) {
 	})
 }
 
-// Long answers are written one after the other, also when all wait for one computation.
+// Long answers are written one after the other, even if all wait for one computation.
 func TestLongAnswersTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const callers, points = 64, 1000
@@ -151,13 +152,14 @@ func TestLongAnswersTakeTurns(t *testing.T) {
 
 		if _, err := s.Ask(t.Context(), q, time.Hour, Asker{Server: true}, long); err != nil ||
 			time.Since(start) < takes {
-			t.Error("a server with an API key:", err)
+			t.Errorf("a server with an API key got %v after %s, want its answer after %s",
+				err, time.Since(start), takes)
 		}
-		time.Sleep(time.Second) // for the pause
+		time.Sleep(time.Second) // until the pause after a question is over
 	})
 }
 
-// An address that asks for a long answer again and again does not keep others from theirs.
+// An address that keeps asking for long answers does not delay those of others.
 func TestLongAnswersOfOneAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const points = 1500
@@ -190,18 +192,18 @@ func TestLongAnswersOfOneAddress(t *testing.T) {
 		at := time.Now()
 		waiting := time.Duration(bounds.AnswersOfAddress.Max + 1)
 		if err := ask("2001:db8:1::1"); err != nil || time.Since(at) > waiting*points*perPoint {
-			t.Errorf("another address: %v after %s", err, time.Since(at))
+			t.Errorf("another address got its answer (%v) only after %s", err, time.Since(at))
 		}
 
 		wg.Wait()
 		if refused.Load() == 0 {
-			t.Error("nothing was refused")
+			t.Error("no question of the first address was refused")
 		}
-		time.Sleep(time.Second) // for the pause
+		time.Sleep(time.Second) // until the pause after a question is over
 	})
 }
 
-// TestStaleAnswers: an answer in which a region is missing is kept for a second only.
+// TestStaleAnswers: an answer that lacks a region is kept for a second only.
 func TestStaleAnswers(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, store *slow) {
 		store.stale = true
@@ -212,7 +214,7 @@ func TestStaleAnswers(t *testing.T) {
 			time.Sleep(when.after)
 			w := s.do("GET /hits:1/window?last=1h", "")
 			if text(w) != `{"key":"hits:1","last":"1h","value":0`+when.want+`}` {
-				t.Errorf("%d %s, want %q", w.Code, w.Body, when.want)
+				t.Errorf("the answer is %d %s, want it with %q", w.Code, w.Body, when.want)
 			}
 
 			store.stale = false
@@ -220,8 +222,8 @@ func TestStaleAnswers(t *testing.T) {
 	})
 }
 
-// TestFreshQuestions: under a rule with stale 0 an answer has everything that was acknowledged before it was asked
-// for, and the questions that wait meanwhile share the next computation.
+// TestFreshQuestions: with stale 0 in its rule, an answer has everything that was acknowledged before the question.
+// Questions that wait meanwhile share the next computation.
 func TestFreshQuestions(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, store *slow) {
 		var wg sync.WaitGroup
@@ -229,7 +231,7 @@ func TestFreshQuestions(t *testing.T) {
 			wg.Go(func() {
 				w := s.do("GET /fresh:1/window?last=24h", "")
 				if text(w) != fmt.Sprintf(`{"key":"fresh:1","last":"24h","value":%d}`, want) {
-					t.Errorf("%d %s, want %d", w.Code, w.Body, want)
+					t.Errorf("the answer is %d %s, want the value %d", w.Code, w.Body, want)
 				}
 			})
 		}
@@ -239,7 +241,7 @@ func TestFreshQuestions(t *testing.T) {
 		s.want("POST /fresh:1/increment", "", 200, one("fresh:1", "sum", 1, "1"))
 		time.Sleep(takes/2 - time.Nanosecond)
 
-		// These come while the first computation is under way, whose answer may lack the change.
+		// These questions come during the first computation, whose answer may lack the change.
 		for range 10 {
 			asking(1)
 		}
@@ -253,7 +255,7 @@ func TestFreshQuestions(t *testing.T) {
 	})
 }
 
-// TestCountersThatDoNotExist: a question about one reads next to nothing, however long the time is.
+// TestCountersThatDoNotExist: a question about a missing counter reads next to nothing, however long the time is.
 func TestCountersThatDoNotExist(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, store *slow) {
 		store.stale = true

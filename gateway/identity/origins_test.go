@@ -53,14 +53,14 @@ func TestNewOriginsRefusesPatterns(t *testing.T) {
 	} {
 		_, err := NewOrigins([]string{"https://good.example", pattern})
 		if err == nil {
-			t.Errorf("NewOrigins(%q) accepted", pattern)
+			t.Errorf("NewOrigins(%q) accepts the pattern, want an error", pattern)
 			continue
 		}
 
 		text := err.Error()
 		if !strings.HasPrefix(text, "allow-origins: ") || !strings.Contains(text, mend) ||
 			strings.Contains(text, "\n") {
-			t.Errorf("NewOrigins(%q) = %s; want the mend %q", pattern, text, mend)
+			t.Errorf("NewOrigins(%q) = %s; want the remedy %q", pattern, text, mend)
 		}
 	}
 }
@@ -87,7 +87,7 @@ func TestAllowed(t *testing.T) {
 			{"http://[::1]:8080", "[::1]:8080", false, true},
 			{"http://[0:0::1]:8080", "[::1]:8080", false, true},
 			{"http://example.com.", "example.com.", false, true},
-			// A page over TLS is of another origin than one without, and ports count too.
+			// The scheme and the port are parts of an origin.
 			{"https://example.com", "example.com", false, false},
 			{"http://example.com", "example.com", true, false},
 			{"http://example.com:443", "example.com", true, false},
@@ -97,7 +97,7 @@ func TestAllowed(t *testing.T) {
 			{"http://a.example.com", "example.com", false, false},
 			{"http://example.com.evil.test", "example.com", false, false},
 			{"http://example.com.", "example.com", false, false},
-			// Nothing that is no origin is equal to the host, however it is written.
+			// What is no origin is never equal to the host, however it is written.
 			{"null", "example.com", false, false},
 			{"null", "null", false, false},
 			{"", "", false, true},
@@ -178,33 +178,35 @@ func TestAllowed(t *testing.T) {
 				}
 
 				if got := o.Allowed(r, c.secure); got != c.want {
-					t.Errorf("origin %q, host %q, secure %v: %v", c.origin, c.host, c.secure, got)
+					t.Errorf("Allowed is %[4]v for origin %[1]q, host %[2]q, secure %[3]v",
+						c.origin, c.host, c.secure, got)
 				}
 			}
 		})
 	}
 
-	// No browser sends two, and another party behind the gateway might read the other one.
+	// No browser sends two origins, and something behind the gateway might read the other one.
 	two := &http.Request{Host: "a", Header: http.Header{"Origin": {"http://a", "http://a"}}}
 	if newTestOrigins(t, "*").Allowed(two, false) {
 		t.Error("two Origin headers are allowed")
 	}
 }
 
+// A refusal names the setting that would permit the origin.
 func TestRefusalSaysWhatToDo(t *testing.T) {
 	o := newTestOrigins(t)
 	r := &http.Request{Host: "gw.example", Header: http.Header{"Origin": {"https://gw.example"}}}
 	if got := o.Refusal(r); !strings.Contains(got, "--trusted-proxies") {
-		t.Errorf("behind a proxy that is not trusted: %s", got)
+		t.Errorf("behind an untrusted proxy the refusal is %s, want --trusted-proxies in it", got)
 	}
 
 	r.Header.Set("Origin", "https://evil.example")
 	if got := o.Refusal(r); !strings.Contains(got, "--allow-origins") {
-		t.Errorf("from elsewhere: %s", got)
+		t.Errorf("to a foreign page the refusal is %s, want --allow-origins in it", got)
 	}
 }
 
-// Matching labels gives the same as matching the regular expression for them.
+// matchLabels gives the same result as a regular expression for the labels.
 func TestLabelsMatchLikeAPattern(t *testing.T) {
 	label := rapid.SampledFrom([]string{"a", "b", "*"})
 
@@ -223,7 +225,7 @@ func TestLabelsMatchLikeAPattern(t *testing.T) {
 	})
 }
 
-// What is read as an origin is one, letter by letter, and reads the same again.
+// What is accepted as an origin is one, letter by letter, and is parsed to the same value again.
 func FuzzOrigin(f *testing.F) {
 	for _, s := range []string{
 		"https://example.com", "http://[::1]:80", "null", "https://a@b", "a://b:1", "http://*",
@@ -245,7 +247,7 @@ func FuzzOrigin(f *testing.F) {
 				t.Fatalf("%q has host %q, not %q", s, u.Hostname(), from.host)
 			}
 
-			// What was read reads the same again.
+			// The text of the parsed origin is parsed to the same value.
 			text := from.scheme + "://" + from.host
 			if from.port != "" {
 				text += ":" + from.port
@@ -261,7 +263,7 @@ func FuzzOrigin(f *testing.F) {
 			t.Fatalf("%q is allowed at %q: %v", s, host, err)
 		}
 
-		// Every sandboxed frame has the origin null, so permitting it would permit everybody.
+		// Every sandboxed frame has the origin null, so permitting null would permit everybody.
 		if o, err := NewOrigins([]string{s}); err == nil && strings.EqualFold(s, "null") {
 			t.Fatalf("%+v of %q", o, s)
 		}

@@ -30,6 +30,7 @@ func TestNewProxiesRefusesWhatIsNoNetwork(t *testing.T) {
 	newTestProxies(t, "", " 10.1.2.3/8 ", "192.0.2.1", "::1", "fd00::/8")
 }
 
+// The address of a visitor is the last one in X-Forwarded-For that is no trusted proxy.
 func TestAddr(t *testing.T) {
 	p := newTestProxies(t, "10.0.0.0/8", "fd00::/8", "::ffff:172.16.0.0/108", "192.0.2.7")
 	long := strings.Repeat("10.0.0.9,", 2*maxHops)
@@ -44,13 +45,13 @@ func TestAddr(t *testing.T) {
 		"peer trusted":           {"10.0.0.1:1", []string{"198.51.100.1"}, "198.51.100.1"},
 		"single address trusted": {"192.0.2.7:1", []string{"198.51.100.1"}, "198.51.100.1"},
 		"its neighbour not":      {"192.0.2.8:1", []string{"198.51.100.1"}, "192.0.2.8"},
-		// Proxies append on the right, so only what stands left of the first foreign address can be forged.
+		// Proxies append on the right, so a client can only forge what is left of the first untrusted address.
 		"forged on the left":     {"10.0.0.1:1", []string{"1.1.1.1, 198.51.100.1"}, "198.51.100.1"},
 		"two proxies":            {"10.0.0.1:1", []string{"198.51.100.1, 10.0.0.2"}, "198.51.100.1"},
 		"two lines":              {"10.0.0.1:1", []string{"198.51.100.1", "10.0.0.2"}, "198.51.100.1"},
 		"two lines, last counts": {"10.0.0.1:1", []string{"1.1.1.1", "198.51.100.1"}, "198.51.100.1"},
 		"all trusted":            {"10.0.0.1:1", []string{"10.0.0.3, 10.0.0.2"}, "10.0.0.3"},
-		// What cannot be read ends the search at the last proxy that is known.
+		// A malformed entry ends the search at the last trusted proxy.
 		"garbage":              {"10.0.0.1:1", []string{"198.51.100.1, unknown, 10.0.0.2"}, "10.0.0.2"},
 		"only garbage":         {"10.0.0.1:1", []string{"unknown"}, "10.0.0.1"},
 		"empty elements":       {"10.0.0.1:1", []string{" , 198.51.100.1 ,,", ""}, "198.51.100.1"},
@@ -82,6 +83,7 @@ func orZero(peer string) netip.Addr {
 	return addr
 }
 
+// A request counts as secure if it came over TLS, or if a trusted proxy says so.
 func TestSecure(t *testing.T) {
 	p := newTestProxies(t, "10.0.0.0/8")
 	for name, tc := range map[string]struct {
@@ -95,7 +97,7 @@ func TestSecure(t *testing.T) {
 		"proxy":            {"10.0.0.1:1", false, "https", true},
 		"proxy, WebSocket": {"10.0.0.1:1", false, "WSS", true},
 		"proxy, plain":     {"10.0.0.1:1", false, "http", false},
-		// The first entry is that of the proxy which the visitor talks to.
+		// The first entry is of the proxy that the visitor is connected to.
 		"two proxies": {"10.0.0.1:1", false, "https, http", true},
 		"not trusted": {"203.0.113.1:1", false, "https", false},
 		"no peer":     {"", false, "https", false},
@@ -116,7 +118,7 @@ func TestSecure(t *testing.T) {
 	}
 }
 
-// Whatever a client writes in front of what the proxies add changes nothing.
+// Whatever a client writes in front of the entries of proxies has no effect.
 func TestClientsCannotForgeTheirAddress(t *testing.T) {
 	p := newTestProxies(t, "10.0.0.0/8")
 	rapid.Check(t, func(t *rapid.T) {
@@ -128,7 +130,7 @@ func TestClientsCannotForgeTheirAddress(t *testing.T) {
 			chain = append(chain, "10.1.1.1")
 		}
 
-		// Some proxies add a line of their own instead of appending to the last one.
+		// Some proxies add a header line of their own instead of appending to the last one.
 		split := rapid.IntRange(0, len(chain)).Draw(t, "split")
 		r := &http.Request{RemoteAddr: "10.0.0.1:1", Header: http.Header{"X-Forwarded-For": {
 			strings.Join(chain[:split], ","), strings.Join(chain[split:], ", "),
@@ -155,9 +157,9 @@ func FuzzAddr(f *testing.F) {
 			t.Fatalf("Addr = %s", addr)
 		}
 
-		// Nothing that an untrusted peer writes has an effect.
+		// What an untrusted peer writes has no effect.
 		if !p.trusts(orZero(peer)) && (addr != orZero(peer) || p.Secure(r)) {
-			t.Fatalf("%s is not trusted, but %s, %v", peer, addr, p.Secure(r))
+			t.Fatalf("the untrusted peer %s made its address %s, secure %v", peer, addr, p.Secure(r))
 		}
 	})
 }

@@ -30,7 +30,7 @@ func TestSiteOfARequest(t *testing.T) {
 	for name, tc := range map[string]struct {
 		path    string
 		headers []string // name, value pairs
-		want    string   // empty: unknown
+		want    string   // empty: no site
 	}{
 		"nothing":                       {"/", nil, "shop"},
 		"an origin":                     {"/", []string{"Origin", "https://wiki.example"}, "wiki"},
@@ -49,16 +49,16 @@ func TestSiteOfARequest(t *testing.T) {
 		"a parameter":          {"/p?a=b&site=wiki", nil, "wiki"},
 		"a parameter, encoded": {"/p?%73ite=%77iki", nil, "wiki"},
 		"another parameter":    {"/p?sites=wiki&xsite=default", nil, "shop"},
-		// Two names are good if they agree.
+		// Two names are accepted if they agree.
 		"both":               {"/p?site=wiki", []string{"Headcount-Site", "wiki"}, "wiki"},
 		"both, not the same": {"/p?site=wiki", []string{"Headcount-Site", "shop"}, ""},
-		// Otherwise a page of one site could read the counts of another by naming it.
+		// The origin decides, or a page of one site could read the counts of another by naming it.
 		"the origin's site holds":          {"/p?site=wiki", []string{"Origin", "https://shop.example"}, "shop"},
 		"an unknown site":                  {"/p?site=other", nil, ""},
 		"an unknown site in the header":    {"/", []string{"Headcount-Site", "Wiki"}, ""},
 		"an unknown site beside an origin": {"/p?site=other", []string{"Origin", "https://shop.example"}, ""},
 		"an empty name":                    {"/p?site=", nil, ""},
-		// A browser sends no Origin with a GET to the page's own origin, but says that it is the same.
+		// With a GET to the page's own origin a browser sends no Origin, but Sec-Fetch-Site.
 		"own page of a site": {
 			"/", []string{"Host", "blog.example:8080", "Sec-Fetch-Site", "same-origin"}, "default",
 		},
@@ -91,7 +91,7 @@ func TestSiteOfARequest(t *testing.T) {
 
 func TestOneSite(t *testing.T) {
 	for want, sites := range map[string]*Sites{"default": sitesOf(t), "shop": sitesOf(t, "shop=https://shop.example")} {
-		// With one site, only a name that is wrong has an effect.
+		// With a single site only a wrong name has an effect.
 		for path, known := range map[string]bool{"/": true, "/?site=" + want: true, "/?site=other": false} {
 			site, err := sites.Of(httptest.NewRequest(http.MethodGet, path, nil), false)
 			if known != (err == nil) || known && site.Name() != want {
@@ -101,7 +101,7 @@ func TestOneSite(t *testing.T) {
 	}
 }
 
-// Two sites are refused exactly if an origin fits both.
+// Two sites are refused exactly if some origin fits both.
 func TestNoOriginIsInTwoSites(t *testing.T) {
 	label := rapid.SampledFrom([]string{"*", "a", "b", "x"})
 	host := rapid.SliceOfN(label, 1, 4)
@@ -109,7 +109,7 @@ func TestNoOriginIsInTwoSites(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		one, two := host.Draw(t, "one"), host.Draw(t, "two")
 
-		// Whatever fits both is no longer than both together, and has no other labels that matter.
+		// An origin that fits both is no longer than both patterns together, and needs no other labels.
 		both := false
 		var try func(labels []string)
 		try = func(labels []string) {
@@ -143,6 +143,7 @@ func TestNoOriginIsInTwoSites(t *testing.T) {
 	}
 }
 
+// A key is valid for the sites that it names, or for all.
 func TestSiteKeys(t *testing.T) {
 	sites := sitesOf(t, "shop=https://shop.example", "blog=https://blog.example")
 	keys, err := NewSiteKeys([]string{
@@ -166,17 +167,17 @@ func TestSiteKeys(t *testing.T) {
 		}
 
 		if !slices.Equal(got, want) || keys.Has(key) != (len(want) > 0) {
-			t.Errorf("%q holds for %v, want %v", key, got, want)
+			t.Errorf("the key %q is valid for %v, want %v", key, got, want)
 		}
 
 		if whole, _ := keys.Sites(key); whole != strings.HasSuffix(key, "all") {
-			t.Errorf("%q holds for all: %v", key, whole)
+			t.Errorf("the key %q is valid for all sites: %v", key, whole)
 		}
 	}
 }
 
-// An id of one site, which its pages know, is nobody's on another, wherever it stands, and each
-// site has a cookie of its own.
+// The id of a visitor on one site, which its pages know, is worthless on another site, wherever it is sent. Each site
+// has its own cookie.
 func TestUsersOfSites(t *testing.T) {
 	ids := newTestIDs(t, Config{})
 	shop, blog := presence.SiteOf("shop"), presence.SiteOf("blog")
@@ -194,7 +195,7 @@ func TestUsersOfSites(t *testing.T) {
 		w := httptest.NewRecorder()
 		ids.SetCookie(w, getRequest("/"), id, false)
 		if got := w.Result().Cookies(); len(got) != 1 || got[0].Name != cookies[own] || got[0].Value != id.Signed {
-			t.Errorf("%q: the cookies %v", own, got)
+			t.Errorf("%q sets the cookies %v, want its own", own, got)
 		}
 
 		for _, site := range all {
@@ -205,7 +206,7 @@ func TestUsersOfSites(t *testing.T) {
 			} {
 				got := mustIdentifyOn(t, ids, r, site)
 				if got.Fresh == (site == own) || !got.Fresh && got.Hash != id.Hash {
-					t.Errorf("an id of %q in %s is taken on %q for %+v", own, name, site, got)
+					t.Errorf("an id of %q in %s is accepted on %q as %+v", own, name, site, got)
 				}
 			}
 
@@ -218,7 +219,7 @@ func TestUsersOfSites(t *testing.T) {
 	}
 }
 
-// A token is of somebody on every site, who is somebody else on each.
+// A token identifies its user on every site, but as another user on each.
 func TestTokensOfSites(t *testing.T) {
 	ids := newTestIDs(t, Config{JWTSecret: []byte("s3cret")})
 	r := getRequest("/", "Authorization", "Bearer "+signToken(t, "s3cret", jwt.MapClaims{"sub": "ann"}))
@@ -243,8 +244,8 @@ func mustIdentifyOn(t testing.TB, ids *Identities, r *http.Request, site presenc
 	return id
 }
 
-// A page of the server's own origin, which is that of a site, is of that site; only a browser
-// says so.
+// A page on the server's own origin, if that is the origin of a site, belongs to that site. Only a browser's headers
+// show it.
 func TestElsewhere(t *testing.T) {
 	sites := sitesOf(t, "shop=https://shop.example", "blog=http://blog.example:8080")
 	shop, blog := presence.SiteOf("shop"), presence.SiteOf("blog")
@@ -271,11 +272,11 @@ func TestElsewhere(t *testing.T) {
 		"no browser":                {request("blog.example:8080", ""), false, shop, false},
 	} {
 		if got := sites.Elsewhere(tc.r, tc.secure, tc.site); got != tc.want {
-			t.Errorf("%s: %v", name, got)
+			t.Errorf("%s: Elsewhere is %v, want %v", name, got, tc.want)
 		}
 	}
 
 	if sitesOf(t, "shop=https://shop.example").Elsewhere(request("shop.example", "same-origin"), true, blog) {
-		t.Error("there is only one site")
+		t.Error("with a single site a page is elsewhere")
 	}
 }

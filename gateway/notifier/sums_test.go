@@ -17,7 +17,7 @@ import (
 	"headcount/unread"
 )
 
-// busyStore is a store in which others do something before and after each read.
+// busyStore is a store in which other goroutines do something before and after each read.
 type busyStore struct {
 	unread.Store
 	meanwhile func()
@@ -57,14 +57,13 @@ func quiet(store unread.Store) *Sums {
 	return New(Config{Store: store, Hub: wants{}, Group: &sync.WaitGroup{}, Log: zerolog.Nop()})
 }
 
-// inline runs what it is given at once.
+// inline runs a function at once.
 type inline struct{}
 
 func (inline) Go(f func()) { f() }
 
-// TestSumsFollowTheStore: publications come late, twice, in any order, or never except
-// for the last one. Meanwhile users come and go and others change everything. When all
-// is quiet the sums are those of the store. No sum was ever negative.
+// TestSumsFollowTheStore: publications come late, twice, in any order, or not at all except for the last one. Meanwhile
+// users come and go, and others change everything. At rest the sums are those of the store. No sum is ever negative.
 func TestSumsFollowTheStore(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		store := presencemem.New(presencemem.Config{})
@@ -139,7 +138,7 @@ func TestSumsFollowTheStore(t *testing.T) {
 			f := s.Enter(ctx, u)
 			if here[u] == nil {
 				here[u] = f
-			} else { // while the store was read, another one entered for this user
+			} else { // another follower entered for this user during the read
 				s.Leave(f, nil)
 			}
 		}
@@ -147,9 +146,9 @@ func TestSumsFollowTheStore(t *testing.T) {
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
 
-		depth := 0 // how many things happen while others are under way
+		depth := 0 // how many reads are under way within one another
 		s = quiet(&busyStore{store, func() {
-			// What happens during a read may read in turn, but not without end.
+			// An action during a read may read as well, but not without end.
 			if depth == 2 {
 				return
 			}
@@ -162,18 +161,18 @@ func TestSumsFollowTheStore(t *testing.T) {
 				act()
 				deliver()
 			case 2:
-				move(gone) // who comes during a read does not wait for the next
+				move(gone) // a user who comes during a read does not wait for the next one
 			}
 
 			depth--
 		}})
-		// What would run in the background ends within the step that began it.
+		// Background work ends within the step that began it.
 		s.cfg.Group = inline{}
 
 		check := func() {
 			for _, f := range here {
 				if f.sum < 0 {
-					rt.Fatalf("a sum of %d", f.sum)
+					rt.Fatalf("a sum is %d, want none below 0", f.sum)
 				}
 			}
 		}
@@ -192,7 +191,7 @@ func TestSumsFollowTheStore(t *testing.T) {
 			check()
 		}
 
-		// Others have stopped, and the newest publication of each topic arrives.
+		// All is quiet, and the newest publication of each topic arrives.
 		depth = 2
 		for _, u := range users {
 			published(unread.RecordTopic(u))
@@ -215,7 +214,7 @@ func TestSumsFollowTheStore(t *testing.T) {
 			want, _, err := outside.Unread(t.Context(), u)
 			must(err)
 			if !f.known || f.sum != want {
-				rt.Fatalf("user %x has %d (%v), want %d", u[0], f.sum, f.known, want)
+				rt.Fatalf("user %x has the sum %d (known: %v), want %d", u[0], f.sum, f.known, want)
 			}
 		}
 
@@ -224,12 +223,12 @@ func TestSumsFollowTheStore(t *testing.T) {
 		}
 
 		if len(s.users)+len(s.pages)+len(s.staleUsers)+len(s.stalePages) != 0 {
-			rt.Fatalf("%d users and %d pages are left", len(s.users), len(s.pages))
+			rt.Fatalf("%d users and %d pages are left, want none", len(s.users), len(s.pages))
 		}
 
 		for topic, n := range s.cfg.Hub.(wants) {
 			if n != 0 {
-				rt.Fatalf("%d still want %q", n, topic)
+				rt.Fatalf("the topic %[2]q is still wanted %[1]d times, want none", n, topic)
 			}
 		}
 	})
@@ -248,17 +247,17 @@ func (s *awayStore) Records(ctx context.Context, users []unread.User) ([]unread.
 	return s.Store.Records(ctx, users)
 }
 
-// While the store is away nobody is told 0, and what is not known is read later.
+// While the store is away no user gets 0, and unknown numbers are read later.
 func TestUnreadIsNotKnownWhileTheStoreIsAway(t *testing.T) {
 	store := &awayStore{Store: presencemem.New(presencemem.Config{}), away: true}
 	s := quiet(store)
 	f := s.Enter(t.Context(), unread.User{1})
 	if _, known := s.Unread(f); known {
-		t.Error("an unread count is known that nobody could read")
+		t.Error("an unread number is known that could not be read")
 	}
 
 	if err := s.catchUp(t.Context()); err == nil {
-		t.Error("caught up with a store that is away")
+		t.Error("catchUp of a store that is away returns no error")
 	}
 
 	store.away = false
@@ -267,21 +266,21 @@ func TestUnreadIsNotKnownWhileTheStoreIsAway(t *testing.T) {
 	}
 
 	if n, known := s.Unread(f); n != 0 || !known {
-		t.Errorf("unread %d, %v", n, known)
+		t.Errorf("%d are unread, known: %v; want 0, known", n, known)
 	}
 
 	s.Leave(f, nil)
 }
 
-// Users that come while the store reads others are read together, so that a slot of
-// newcomers does not wait for one call each.
+// Users who come while the store reads others are read together, so that a slot of newcomers does not wait for one call
+// each.
 func TestNewcomersAreReadTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reads := 0
 		slow := make(chan struct{})
 		store := &busyStore{Store: presencemem.New(presencemem.Config{})}
 		store.meanwhile = func() {
-			reads++ // one read at a time, and a synctest bubble sees races
+			reads++ // without a lock: there is one read at a time, and the race detector checks that
 			<-slow
 		}
 
@@ -300,13 +299,13 @@ func TestNewcomersAreReadTogether(t *testing.T) {
 		close(slow)
 		entered.Wait()
 
-		if want := 2 * 2; reads != want { // meanwhile is called before and after a read
+		if want := 2 * 2; reads != want { // the function runs before and after each read
 			t.Errorf("%d calls around the reads of %d users, want %d", reads, users, want)
 		}
 	})
 }
 
-// A connection waits for a slow store only for a moment; its count comes later.
+// A connection waits only a moment for a slow store, and gets its number later.
 func TestSlowStoreHoldsNobodyUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := make(chan struct{})
@@ -314,7 +313,7 @@ func TestSlowStoreHoldsNobodyUp(t *testing.T) {
 		began := time.Now()
 
 		var entered sync.WaitGroup
-		for i := range 3 { // the first reads, the others gather
+		for i := range 3 { // the first one reads, and the others are gathered
 			entered.Go(func() {
 				s.Enter(t.Context(), unread.User{byte(i)})
 			})
@@ -327,7 +326,8 @@ func TestSlowStoreHoldsNobodyUp(t *testing.T) {
 		waiting := len(s.staleUsers)
 		s.mu.Unlock()
 		if waiting != 2 {
-			t.Errorf("%d have stopped waiting after %s, want both that gathered", waiting, time.Since(began))
+			t.Errorf("%d connections have stopped waiting after %s, want the two gathered ones",
+				waiting, time.Since(began))
 		}
 
 		close(slow)
@@ -335,7 +335,7 @@ func TestSlowStoreHoldsNobodyUp(t *testing.T) {
 	})
 }
 
-// askedStore counts the questions for authors. Beyond a hundred it is away, so that a loop of them ends.
+// askedStore counts the reads of authors. After a hundred of them it is away, so that a loop of reads ends.
 type askedStore struct {
 	unread.Store
 	asked int
@@ -351,8 +351,8 @@ func (s *askedStore) Authors(
 	return s.Store.Authors(ctx, page, since, users)
 }
 
-// A change arrived, and the store has lost it before its author was read, as a Redis that comes back older. The store
-// is asked for it with growing pauses, and as soon as it has as many changes again the count is that of the store.
+// A change has arrived, but the store has lost it before its author was read, as a Redis that comes back older. The
+// store is asked for it with growing pauses. As soon as the store has as many changes again, its number is used.
 func TestALostChangeIsAskedForWithPauses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &askedStore{Store: presencemem.New(presencemem.Config{})}
@@ -385,10 +385,10 @@ func TestALostChangeIsAskedForWithPauses(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		if store.asked < 5 || store.asked > 20 {
-			t.Errorf("the store was asked %d times in 10 s", store.asked)
+			t.Errorf("the store was asked %d times in 10 s, want 5 to 20", store.asked)
 		}
 		if n, known := s.Unread(f); n != 1 || !known {
-			t.Errorf("%d are unread (%t), want what the store has: 1", n, known)
+			t.Errorf("%d are unread (known: %t), want 1, as in the store", n, known)
 		}
 
 		must(store.Change(t.Context(), "p", unread.Change{By: &unread.User{2}}))
@@ -404,14 +404,15 @@ func TestALostChangeIsAskedForWithPauses(t *testing.T) {
 	})
 }
 
-// remembers is a Hub that knows an update of each topic that is wanted.
+// remembers is a Hub that has an update of each wanted topic.
 type remembers struct{ newest presence.Update }
 
 func (r *remembers) Want(presence.Topic) (presence.Update, bool) { return r.newest, true }
 func (r *remembers) Unwant(presence.Topic)                       {}
 
-// The gateway still has the level of a page from before its store lost everything: another user follows the page, or
-// the hub knows it. For a user who follows the page after that, the changes of before are not unread.
+// The gateway still has the level of a page from before its store lost everything, because another user follows the
+// page or the hub knows the level. For a user who follows the page after the loss, the changes of before are not
+// unread.
 func TestAFollowAfterALoss(t *testing.T) {
 	t.Run("of a page that others follow", func(t *testing.T) { aFollowAfterALoss(t, true) })
 	t.Run("of a page that the hub knows", func(t *testing.T) { aFollowAfterALoss(t, false) })
@@ -435,7 +436,7 @@ func aFollowAfterALoss(t *testing.T, followed bool) {
 			t.Helper()
 			must(s.catchUp(t.Context()))
 			if !slices.Equal(c.received, received) {
-				t.Errorf("the user was told %d, want %d", c.received, received)
+				t.Errorf("the user received the numbers %d, want %d", c.received, received)
 			}
 		}
 
@@ -470,8 +471,8 @@ type tab struct{ received []int64 }
 
 func (c *tab) SendUnread(n int64, _ bool) { c.received = append(c.received, n) }
 
-// A read message is about its page; those that come within the pause are one reset, and a message about all pages is
-// about all.
+// A read message is about its page. Those that come within the pause are one reset, and a message about all pages
+// includes all.
 func TestReadOfPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := presencemem.New(presencemem.Config{})
@@ -501,7 +502,8 @@ func TestReadOfPages(t *testing.T) {
 
 			group.Wait()
 			if n, _ := s.Unread(f); n != want || c.received[len(c.received)-1] != want {
-				t.Errorf("after a read of %q: %d, told %d, want %d", pages, n, c.received, want)
+				t.Errorf("after a read of %q: %d are unread, and the user received %d; want %d",
+					pages, n, c.received, want)
 			}
 		}
 
@@ -512,7 +514,7 @@ func TestReadOfPages(t *testing.T) {
 		read(0, "p", "")
 
 		s.Read(f, c, "p")
-		synctest.Wait() // the goroutine that resets has taken this page, and rests
+		synctest.Wait() // until the resetting goroutine has taken this page, and pauses
 		// A read of more pages than one reset takes leaves the others unread.
 		for i := range maxPages + 50 {
 			s.Read(f, c, fmt.Sprintf("page %d", i))
@@ -529,7 +531,7 @@ func TestReadOfPages(t *testing.T) {
 	})
 }
 
-// A user who reads and closes the tab at once has read, also while another reset has just been made.
+// A user who reads a page and closes the tab at once has read it, even if another reset was just made.
 func TestAReadBeforeTheEndOfItsConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := presencemem.New(presencemem.Config{})
@@ -549,13 +551,13 @@ func TestAReadBeforeTheEndOfItsConnection(t *testing.T) {
 		f, c := s.Enter(t.Context(), u), &tab{}
 		s.Add(f, c)
 		s.Read(f, c, "p")
-		synctest.Wait() // the goroutine that resets rests
+		synctest.Wait() // until the resetting goroutine pauses
 		s.Read(f, c, "q")
 		s.Leave(f, c)
 		group.Wait()
 
 		if n, _, err := s.followService.Unread(t.Context(), u); n != 0 || err != nil {
-			t.Errorf("%d are unread, %v", n, err)
+			t.Errorf("%d are unread, %v; want 0", n, err)
 		}
 	})
 }

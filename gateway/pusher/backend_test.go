@@ -18,7 +18,7 @@ import (
 	"headcount/presence"
 )
 
-// Requests that pusher 5.3.4 for Node has sent, and the example of Pusher's own documentation.
+// TestRecordedRequestsAreSigned has requests of pusher 5.3.4 for Node, and the example in Pusher's documentation.
 func TestRecordedRequestsAreSigned(t *testing.T) {
 	node := App{Key: "app-key", Secrets: []string{"the next secret", "app-secret"}}
 	docs := App{Key: "278d425bdf160c739803", Secrets: []string{"7ad3773142a6692b25b8"}}
@@ -58,7 +58,7 @@ func TestRecordedRequestsAreSigned(t *testing.T) {
 				"&auth_signature=da454824c97ba181a32ccc17a72625ba02771f50b50e1e7430e47a1f3f457e6c",
 			`{"name":"foo","channels":["project-3"],"data":"{\"some\":\"data\"}"}`, nil},
 	} {
-		// The path is signed as it was sent, with its escapes.
+		// The path was signed as it was sent, with its escapes.
 		path, query, _ := strings.Cut(r.request, "?")
 		got, err := r.app.Open(r.method, path, query, time.Unix(r.at, 0))
 		if err != nil {
@@ -68,7 +68,7 @@ func TestRecordedRequestsAreSigned(t *testing.T) {
 
 		for name, value := range r.want {
 			if got[name] != value {
-				t.Errorf("%s: %s is %q", r.request, name, got[name])
+				t.Errorf("%s: %s is %q, want %q", r.request, name, got[name], value)
 			}
 		}
 
@@ -80,7 +80,7 @@ func TestRecordedRequestsAreSigned(t *testing.T) {
 			t.Error(err)
 		}
 		if err := got.CheckBody([]byte(r.body + " ")); !errors.Is(err, ErrSignature) {
-			t.Errorf("another body: %v", err)
+			t.Errorf("with another body: %v, want ErrSignature", err)
 		}
 	}
 }
@@ -99,7 +99,7 @@ func (a App) sign(method, path string, params map[string]string) string {
 	return strings.Join(escaped, "&") + "&auth_signature=" + hex.EncodeToString(mac.Sum(nil))
 }
 
-// What was signed is accepted within ten minutes, and nothing else is.
+// Signed requests are accepted within ten minutes, and no others are.
 func TestOnlyWhatWasSignedIsAccepted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		app := App{Key: "key", Secrets: []string{rapid.StringN(1, 40, -1).Draw(t, "secret")}}
@@ -115,10 +115,10 @@ func TestOnlyWhatWasSignedIsAccepted(t *testing.T) {
 		got, err := app.Open("GET", path, query, now)
 		timely := max(age, -age) <= 600
 		if timely != (err == nil) || timely && !maps.Equal(got, params) {
-			t.Fatalf("%d s old: %v, %v", age, got, err)
+			t.Fatalf("a request that is %d s old: %v, %v", age, got, err)
 		}
 
-		// Whoever changes anything that was signed needs a new signature.
+		// Any change of a signed part needs a new signature.
 		name := rapid.SampledFrom(slices.Sorted(maps.Keys(params))).Draw(t, "name")
 		other := maps.Clone(params)
 		other[name] += "1"
@@ -143,7 +143,7 @@ func TestOnlyWhatWasSignedIsAccepted(t *testing.T) {
 			},
 		} {
 			if got, err := open(); !errors.Is(err, ErrSignature) {
-				t.Fatalf("another %s: %v, %v", what, got, err)
+				t.Fatalf("with another %s: %v, %v; want ErrSignature", what, got, err)
 			}
 		}
 	})
@@ -210,20 +210,20 @@ func TestInfo(t *testing.T) {
 		}
 
 		if got := string(info.AppendChannels(nil, channels, false)); got != want[0] {
-			t.Errorf("%s: %s", list, got)
+			t.Errorf("channels with the info %q: %s, want %s", list, got, want[0])
 		}
 
 		if got := string(info.AppendChannel(nil, 3, false)); got != want[1] {
-			t.Errorf("%s: %s", list, got)
+			t.Errorf("a channel with the info %q: %s, want %s", list, got, want[1])
 		}
 	}
 
 	if _, err := ParseInfo("user_count,cache"); err == nil || !strings.Contains(err.Error(), `"cache"`) {
-		t.Error(err)
+		t.Errorf("an unknown attribute: %v, want it named", err)
 	}
 
 	stale := Info{}.AppendChannel(Info{}.AppendChannels(nil, nil, true), 0, true)
 	if got := string(stale); got != `{"channels":{},"stale":true}{"occupied":false,"stale":true}` {
-		t.Error(got)
+		t.Errorf("stale answers are %s", stale)
 	}
 }

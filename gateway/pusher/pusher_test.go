@@ -17,7 +17,7 @@ func TestParseEvent(t *testing.T) {
 		`{"event":"client-x","channel":"c","data":[1]}`:                    {"client-x", ""},
 	} {
 		if e, err := ParseEvent([]byte(text)); err != nil || e != want {
-			t.Errorf("%s: %+v, %v", text, e, err)
+			t.Errorf("%s: %+v, %v; want %+v", text, e, err, want)
 		}
 	}
 
@@ -40,7 +40,7 @@ func TestParseEvent(t *testing.T) {
 func TestWhatIsRefused(t *testing.T) {
 	for _, tc := range []struct {
 		err  error
-		want string // nothing for what is not refused
+		want string // empty: accepted
 	}{
 		{CheckEvent("client-typing"), "not passed on"},
 		{CheckEvent("pusher:cache"), `"pusher:cache" has no meaning`},
@@ -56,12 +56,12 @@ func TestWhatIsRefused(t *testing.T) {
 	} {
 		refused := tc.err != nil
 		if refused != (tc.want != "") || refused && !strings.Contains(tc.err.Error(), tc.want) {
-			t.Errorf("%v, want %q", tc.err, tc.want)
+			t.Errorf("the error is %v, want %q", tc.err, tc.want)
 		}
 	}
 }
 
-// A client reads events as JSON, and their data, if that is a string, as JSON again.
+// A client parses an event as JSON, and its data, if that is a string, as JSON again.
 func TestEventsAreRead(t *testing.T) {
 	const page = `say "hi" \ é`
 	for text, want := range map[string]string{
@@ -96,10 +96,10 @@ func TestEventsAreRead(t *testing.T) {
 			}
 		}
 
-		// Written again, its keys are in order.
+		// Marshal writes the keys in order.
 		data, err := json.Marshal(e.Data)
 		if got := e.Event + e.Channel + " " + string(data); err != nil || got != want {
-			t.Errorf("%s, %v, want %s", got, err, want)
+			t.Errorf("the client reads %s, %v, want %s", got, err, want)
 		}
 	}
 }

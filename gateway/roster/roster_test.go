@@ -14,11 +14,11 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-// beats is a roster of one partition, with the beats that it sent.
+// beats is a roster of one partition, and the beats that it has sent.
 type beats struct {
 	*Roster
 	sent  []*heartbeat.Beat
-	times []time.Time // when each of all was sent
+	times []time.Time // when each beat was sent
 }
 
 func newBeats() *beats { return newBeatsOf(1, time.Second) }
@@ -44,12 +44,12 @@ func (b *beats) SendBeat(m *heartbeat.Beat) {
 
 func (b *beats) Acknowledged(presence.Update) {}
 
-// joined counts the answers to its joins.
+// joined counts the acknowledgements of its joins.
 type joined struct{ arrivals int }
 
 func (j *joined) Arrived(string) { j.arrivals++ }
 
-// ops sends what waits, and returns it.
+// ops sends what waits, and returns the operations.
 func (b *beats) ops() (ops []heartbeat.Op) {
 	b.sent = nil
 	for len(b.kick) > 0 {
@@ -63,7 +63,7 @@ func (b *beats) ops() (ops []heartbeat.Op) {
 	return ops
 }
 
-// beat sends what waits, which is one beat, and returns it.
+// beat sends what waits, which must be one beat, and returns it.
 func (b *beats) beat(t *testing.T) *heartbeat.Beat {
 	t.Helper()
 	b.ops()
@@ -88,8 +88,8 @@ func (b *beats) wantOps(t *testing.T, kinds ...heartbeat.Kind) {
 	}
 }
 
-// While the store is away nothing is answered. The grace of a lost connection runs all
-// the same, and its return must not wait for an answer.
+// While the store is away nothing is acknowledged. The grace of a lost connection runs all the same, and its return
+// must not wait for an acknowledgement.
 func TestReturnIsSentWhileTheLeaveIsUnanswered(t *testing.T) {
 	b := newBeats()
 	c := &joined{}
@@ -102,19 +102,19 @@ func TestReturnIsSentWhileTheLeaveIsUnanswered(t *testing.T) {
 
 	b.Join(1, "p", c)
 	if !b.Waits(1, "p", c) {
-		t.Fatal("the join is said to be in the store")
+		t.Fatal("the join counts as stored before its acknowledgement")
 	}
 
 	b.wantOps(t, heartbeat.Join)
 
 	b.Leave(1, "p", c, true)
 	b.Join(1, "p", c)
-	b.wantOps(t) // the join that is under way says it all
+	b.wantOps(t) // nothing more: a join is under way already
 
 	before := c.arrivals
 	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 2})
 	if c.arrivals != before {
-		t.Fatal("the leave's answer was taken for the join's")
+		t.Fatal("the acknowledgement of the leave was taken for that of the join")
 	}
 
 	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 3})
@@ -127,12 +127,12 @@ func TestReturnIsSentWhileTheLeaveIsUnanswered(t *testing.T) {
 	b.wantOps(t, heartbeat.Leave)
 	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 4})
 	if len(b.streams[0].users) != 0 {
-		t.Fatal("the user is not forgotten")
+		t.Fatal("the user was not forgotten")
 	}
 }
 
-// An acknowledgement may overtake the one before it, or be the only one that arrives. It then releases no join whose
-// count it does not bring.
+// An acknowledgement may overtake the one before it, or be the only one that arrives. Then it does not release a join
+// whose count it lacks.
 func TestAJoinWaitsForItsCount(t *testing.T) {
 	counts := func(pages ...string) (all []presence.Count) {
 		for _, page := range append(pages, presence.AllPages) {
@@ -145,7 +145,8 @@ func TestAJoinWaitsForItsCount(t *testing.T) {
 	p := &heartbeat.Reply{Stream: 1, Acked: 1, Counted: 1, Counts: counts("p")}
 	q := &heartbeat.Reply{Stream: 1, Acked: 2, Counted: 2, Counts: counts("q")}
 	both := &heartbeat.Reply{Stream: 1, Acked: 2, Counted: 2, Counts: counts("q", "p")}
-	half := &heartbeat.Reply{Stream: 1, Counted: 2, Counts: counts("p")} // the datagram before that of q
+	// This is the datagram before the one with the count of q.
+	half := &heartbeat.Reply{Stream: 1, Counted: 2, Counts: counts("p")}
 
 	for name, tc := range map[string]struct {
 		replies []*heartbeat.Reply
@@ -183,9 +184,9 @@ func TestAJoinWaitsForItsCount(t *testing.T) {
 	}
 }
 
-// TestAFurtherTabAsksTheOwner: the owner may have been cut off from this gateway since it acknowledged the first tab,
-// and have let the user time out. So another tab waits for it, too, and so does a tab that wants the counts again. Tabs
-// that have been told wait for nothing.
+// TestAFurtherTabAsksTheOwner: after it acknowledged the first tab, the owner may have been cut off from this gateway,
+// and let the user time out. So a further tab waits for the owner, and so does a tab that wants the counts again. Tabs
+// that have their counts wait for nothing.
 func TestAFurtherTabAsksTheOwner(t *testing.T) {
 	b := newBeats()
 	first, second := &joined{}, &joined{}
@@ -206,13 +207,13 @@ func TestAFurtherTabAsksTheOwner(t *testing.T) {
 	b.wantOps(t, heartbeat.Join)
 	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 3})
 	b.wantOps(t)
-	// The two requests of the first tab are one question to the owner, and one answer.
+	// The two requests of the first tab are one operation for the owner, with one acknowledgement.
 	if first.arrivals != 2 || second.arrivals != 1 || b.Waits(1, "p", first) || b.Waits(1, "p", second) {
 		t.Errorf("%d and %d arrivals, want 2 and 1", first.arrivals, second.arrivals)
 	}
 }
 
-// A join that has ended meanwhile waits for no count, since its page may have none any more.
+// A join that has ended meanwhile does not wait for a count, since its page may have none any more.
 func TestAJoinThatHasEndedWaitsForNoCount(t *testing.T) {
 	b := newBeats()
 	c := &joined{}
@@ -222,14 +223,14 @@ func TestAJoinThatHasEndedWaitsForNoCount(t *testing.T) {
 	b.Leave(1, "p", c, false)
 	b.wantOps(t, heartbeat.Leave)
 
-	// Its answer brings no count of p, where nobody is now.
+	// The acknowledgement has no count of p, which is empty now.
 	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 2, Counted: 2})
 	if left := len(b.streams[0].flight); left != 0 {
-		t.Fatalf("%d ops are repeated for ever", left)
+		t.Fatalf("%d operations would be repeated for ever", left)
 	}
 }
 
-// A new owner is sent all users, in a stream of its own.
+// A new owner gets all users, in a new stream.
 func TestNewOwnerIsSentEverybody(t *testing.T) {
 	b := newBeats()
 	c := &joined{}
@@ -241,7 +242,7 @@ func TestNewOwnerIsSentEverybody(t *testing.T) {
 	b.Leave(2, "p", c, false)
 	b.wantOps(t, heartbeat.Leave)
 
-	// The leave is in flight, so the new owner has to be sent that, too.
+	// The leave is in flight, so it must also be sent to the new owner.
 	b.MovedTo(0)
 	b.wantOps(t, heartbeat.Leave, heartbeat.Join)
 	m := b.streams[0].beatLocked(b.cfg.Source, 0)
@@ -249,7 +250,8 @@ func TestNewOwnerIsSentEverybody(t *testing.T) {
 		t.Fatalf("the new owner is sent %+v, want the leave in flight and the join of user 1, and that this is all", m)
 	}
 
-	b.Receive(&heartbeat.Reply{Stream: 1, Ask: true}) // its reply to the beats before; the missing ops are in flight
+	// Its reply to earlier beats comes late; the missing operations are in flight.
+	b.Receive(&heartbeat.Reply{Stream: 1, Ask: true})
 	b.wantOps(t, heartbeat.Leave, heartbeat.Join)
 
 	b.Receive(&heartbeat.Reply{Stream: 2, Acked: 2})
@@ -258,13 +260,13 @@ func TestNewOwnerIsSentEverybody(t *testing.T) {
 		t.Fatalf("an owner that asks is sent %+v, want that the stream is whole", m)
 	}
 
-	b.Receive(&heartbeat.Reply{Ask: true}) // from another owner, which knows no stream
+	b.Receive(&heartbeat.Reply{Ask: true}) // from another owner, which does not know the stream
 	if m := b.beat(t); m.Stream != 3 || m.First != 1 || len(m.Ops) != 1 || m.Whole != 2 {
 		t.Fatalf("an owner that knows no stream is sent %+v, want a new one with the join of user 1", m)
 	}
 }
 
-// newGrace returns a roster that has sent, as op 2, the grace of user 1, who was on "p".
+// newGrace returns a roster that has sent, as operation 2, the grace of user 1, who was on "p".
 func newGrace(t *testing.T) *beats {
 	t.Helper()
 	b := newBeats()
@@ -279,7 +281,7 @@ func newGrace(t *testing.T) *beats {
 	return b
 }
 
-// A new owner is sent the rest of a grace that no owner has acknowledged.
+// A new owner gets the rest of a grace that no owner has acknowledged.
 func TestNewOwnerIsSentTheRestOfAGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newGrace(t)
@@ -293,8 +295,8 @@ func TestNewOwnerIsSentTheRestOfAGrace(t *testing.T) {
 	})
 }
 
-// A new owner is sent a grace that a former owner has acknowledged, for a while even after the
-// grace has ended, because an owner that hands over ends no presence.
+// A new owner also gets a grace that a former owner has acknowledged, even for a while after its end, because an owner
+// that hands over lets no presence expire.
 func TestNewOwnerIsSentAGraceThatAnotherOneKnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newGrace(t)
@@ -308,7 +310,7 @@ func TestNewOwnerIsSentAGraceThatAnotherOneKnew(t *testing.T) {
 				t.Fatalf("sent %+v; want a leave with a grace of %s, and that this is all", m, want)
 			}
 
-			// Not every new owner lives long enough to acknowledge it.
+			// Some of the new owners do not live long enough to acknowledge it.
 			if i%2 == 0 {
 				b.Receive(&heartbeat.Reply{Stream: uint64(2 + i), Acked: 1})
 			}
@@ -332,7 +334,7 @@ func TestNewOwnerIsSentAGraceThatAnotherOneKnew(t *testing.T) {
 	})
 }
 
-// A gateway without users says so.
+// A gateway without users reports that.
 func TestAGatewayWithoutUsersSaysSo(t *testing.T) {
 	b := newBeats()
 	b.MovedTo(0)
@@ -341,8 +343,8 @@ func TestAGatewayWithoutUsersSaysSo(t *testing.T) {
 	}
 }
 
-// A stream that is longer than what may be in flight is whole with its
-// last op, however many users come and go meanwhile.
+// A stream that is longer than what may be in flight is whole with its last operation, however many users come and go
+// meanwhile.
 func TestALongStreamSaysWhenItIsWhole(t *testing.T) {
 	b := newBeats()
 	c := &joined{}
@@ -356,15 +358,15 @@ func TestALongStreamSaysWhenItIsWhole(t *testing.T) {
 		t.Fatalf("%d ops, whole with %d; want a part", len(m.Ops), m.Whole)
 	}
 
-	b.Join(users, "p", c) // not sent before the stream began
+	b.Join(users, "p", c) // this user was not there when the stream began
 	b.Receive(&heartbeat.Reply{Stream: 2, Acked: heartbeat.MaxOps})
 	if m := b.beat(t); len(m.Ops) != 11 || m.Whole != users+1 && m.Whole != users+2 {
 		t.Fatalf("%d ops, whole with %d; want the rest", len(m.Ops), m.Whole)
 	}
 }
 
-// Of two lost tabs one comes back and leaves. The other tab's grace lasts, and the user
-// is forgotten when it is over.
+// Of two lost tabs one comes back and leaves. The grace of the other tab goes on, and the user is forgotten when it
+// ends.
 func TestTheOtherTabsGraceLasts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBeats()
@@ -384,7 +386,7 @@ func TestTheOtherTabsGraceLasts(t *testing.T) {
 		b.Receive(&heartbeat.Reply{Stream: 1, Acked: 3})
 
 		b.Leave(1, "p", c, false)
-		// The owner knows the user, not tabs, so the grace of the tab that is left comes with this leave.
+		// The owner knows users, not tabs, so this leave carries the grace of the other tab.
 		if ops := b.ops(); len(ops) != 1 || ops[0].Kind != heartbeat.Leave || ops[0].Grace != time.Minute {
 			t.Fatalf("sent %+v, want a leave with the other's grace", ops)
 		}
@@ -398,8 +400,7 @@ func TestTheOtherTabsGraceLasts(t *testing.T) {
 	})
 }
 
-// A user who joins and leaves while nothing is acknowledged is forgotten at once, except for
-// ops in flight.
+// A user who joins and leaves while nothing is acknowledged is forgotten at once, except for operations in flight.
 func TestUsersWhoComeAndGoAreForgottenWhileTheStoreIsAway(t *testing.T) {
 	b := newBeats()
 	c := &joined{}
@@ -418,7 +419,7 @@ func TestUsersWhoComeAndGoAreForgottenWhileTheStoreIsAway(t *testing.T) {
 		t.Fatalf("%d users and %d entries stay of %d who came and went", len(l.users), len(l.queue.entries), users)
 	}
 
-	// What was in flight is forgotten once it is acknowledged.
+	// What was in flight is forgotten when it is acknowledged.
 	for first := uint64(0); len(l.flight) > 0; {
 		first = l.first + uint64(len(l.flight)) - 1
 		b.Receive(&heartbeat.Reply{Stream: 1, Acked: first})
@@ -430,7 +431,7 @@ func TestUsersWhoComeAndGoAreForgottenWhileTheStoreIsAway(t *testing.T) {
 	}
 }
 
-// A message may be lost, however often: a join is repeated until it is acknowledged, and not after that.
+// Messages may be lost any number of times: a join is repeated until it is acknowledged, and not after that.
 func TestJoinsAreRepeatedUntilAcknowledged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBeats()
@@ -462,7 +463,8 @@ func TestJoinsAreRepeatedUntilAcknowledged(t *testing.T) {
 	})
 }
 
-// A user with many pages has an index of its entries. It finds what a list would, and nothing of pages that are gone.
+// A user with many pages has an index of the entries. It finds what a list would find, and nothing of pages that the
+// user has left.
 func TestEntriesOfAUserAreFoundWhateverTheirNumber(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		res := &userEntry{}
@@ -488,8 +490,8 @@ func TestEntriesOfAUserAreFoundWhateverTheirNumber(t *testing.T) {
 	})
 }
 
-// A user is on at most MaxUserPages pages. One more is refused until another is over; pages that the user is on can be
-// joined by other connections.
+// A user is on at most MaxUserPages pages. A further page is refused until another one is left. Pages that the user is
+// on can be joined by other connections.
 func TestPagesOfAUserAreBounded(t *testing.T) {
 	b := newBeats()
 	c := &joined{}
@@ -500,7 +502,7 @@ func TestPagesOfAUserAreBounded(t *testing.T) {
 	}
 
 	if err := b.Join(1, "one more", c); !errors.Is(err, ErrTooManyPages) {
-		t.Errorf("one more page: %v", err)
+		t.Errorf("one page more: %v, want ErrTooManyPages", err)
 	}
 	if err := b.Join(1, "7", &joined{}); err != nil {
 		t.Errorf("a page that the user is on: %v", err)
@@ -515,7 +517,7 @@ func TestPagesOfAUserAreBounded(t *testing.T) {
 	}
 }
 
-// A user who was on thousands of pages and now is on a few takes no more memory than other users.
+// A user who was on thousands of pages, and now is on a few, takes no more memory than other users.
 func TestFewEntriesTakeLittle(t *testing.T) {
 	res := &userEntry{}
 	for n := range 1000 {
@@ -527,11 +529,12 @@ func TestFewEntriesTakeLittle(t *testing.T) {
 	}
 
 	if cap(res.entries) > 2*fewEntries || res.byPage != nil {
-		t.Errorf("room for %d entries, index %v", cap(res.entries), res.byPage)
+		t.Errorf("there is room for %d entries, and the index is %v; want little and none",
+			cap(res.entries), res.byPage)
 	}
 }
 
-// A join and a leave of a user who is on that many other pages.
+// BenchmarkJoinLeave measures a join and a leave of a user who is on many other pages.
 func BenchmarkJoinLeave(b *testing.B) {
 	for _, others := range []int{1, 10, 1000, MaxUserPages - 1} {
 		b.Run(fmt.Sprint(others), func(b *testing.B) {
@@ -549,7 +552,7 @@ func BenchmarkJoinLeave(b *testing.B) {
 	}
 }
 
-// Heartbeats of few users go in four rounds an interval, and those of many in more. No partition is left out.
+// The heartbeats of few users are sent in four rounds an interval, and those of many in more. No partition is left out.
 func TestHeartbeatsGoInTurns(t *testing.T) {
 	for users, rounds := range map[int]int{100: 4, 50_000: 10} {
 		synctest.Test(t, func(t *testing.T) {
@@ -586,14 +589,14 @@ func TestHeartbeatsGoInTurns(t *testing.T) {
 	}
 }
 
-// A roster that had nothing to repeat for a while repeats again.
+// A roster that had nothing to repeat for a while repeats later joins.
 func TestLateJoinIsRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBeats()
 		ctx, cancel := context.WithTimeout(t.Context(), 20*lastRepeat)
 		defer cancel()
 
-		// By then the loop that repeats has had nothing to do ten times.
+		// By then the repeating loop has found nothing to do ten times.
 		time.AfterFunc(10*lastRepeat, func() { b.Join(1, "p", &joined{}) })
 		b.Run(ctx)
 

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// accepting returns an Acceptor's listener, which ends with the test.
+// accepting returns the listener of an Acceptor, which is closed when the test ends.
 func accepting(t *testing.T) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -50,7 +50,7 @@ func acceptOne(t *testing.T) (c *Conn, client net.Conn) {
 	return accepted.(*Conn), client
 }
 
-// To net/http a Conn is a connection like any other.
+// net/http can use a Conn like any other connection.
 func TestServerConnServesHTTP(t *testing.T) {
 	l := accepting(t)
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -81,11 +81,11 @@ func TestServerConnServesHTTP(t *testing.T) {
 	transport.CloseIdleConnections()
 	_ = server.Close()
 	if err := <-ended; err != http.ErrServerClosed {
-		t.Error(err)
+		t.Errorf("Serve returned %v, want ErrServerClosed", err)
 	}
 }
 
-// The errors of a Conn are those by which net/http knows what happened.
+// A Conn returns the errors from which net/http knows what happened.
 func TestServerConnFails(t *testing.T) {
 	c, client := acceptOne(t)
 	c.Unread([]byte("first"))
@@ -99,13 +99,13 @@ func TestServerConnFails(t *testing.T) {
 	_ = c.SetReadDeadline(time.Now().Add(-time.Second))
 	_, err := c.Read(buf)
 	if !errors.As(err, &timeout) || !timeout.Timeout() || !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("after the deadline: %v", err)
+		t.Errorf("a read after the deadline: %v, want a timeout", err)
 	}
 	_ = c.SetReadDeadline(time.Time{})
 
 	_ = client.(*net.TCPConn).CloseWrite()
 	if _, err := c.Read(buf); err != io.EOF {
-		t.Errorf("at the end: %v", err)
+		t.Errorf("a read at the end: %v, want EOF", err)
 	}
 
 	if err := errors.Join(c.CloseWrite(), c.Close()); err != nil {
@@ -115,11 +115,11 @@ func TestServerConnFails(t *testing.T) {
 		t.Errorf("the client read %v", err)
 	}
 	if _, err := c.Write(buf); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("after the close: %v", err)
+		t.Errorf("a write after the close: %v, want net.ErrClosed", err)
 	}
 }
 
-// A Wire that has taken a Conn over has its descriptor alone, which nobody else closes.
+// A Wire that has taken a Conn over owns its descriptor, which nothing else closes.
 func TestServerWireTakesAConn(t *testing.T) {
 	c, client := acceptOne(t)
 	r := &reader{timeout: time.Minute, freed: make(chan struct{}, 1), ended: make(chan struct{})}
@@ -128,7 +128,7 @@ func TestServerWireTakesAConn(t *testing.T) {
 	_, read := c.Read(make([]byte, 1))
 	for _, err := range []error{read, c.Close(), c.Send([]byte("late"))} {
 		if !errors.Is(err, net.ErrClosed) {
-			t.Errorf("the Conn that was taken: %v", err)
+			t.Errorf("the Conn that was taken over returns %v, want net.ErrClosed", err)
 		}
 	}
 
@@ -141,7 +141,7 @@ func TestServerWireTakesAConn(t *testing.T) {
 	}
 }
 
-// Frames do not wait for others.
+// Accepted connections send small frames at once, because they inherit TCP_NODELAY.
 func TestServerConnInheritsNoDelay(t *testing.T) {
 	c, _ := acceptOne(t)
 	raw, _ := c.SyscallConn()

@@ -30,7 +30,7 @@ func (c bytewise) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// newTLS is a reader over TLS, with a poller where there is one, and its client.
+// newTLS returns a reader over TLS, with a poller where there is one, and its client.
 func newTLS(t *testing.T, timeout time.Duration) (*reader, *tls.Conn) {
 	t.Helper()
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
@@ -58,7 +58,7 @@ func newTLS(t *testing.T, timeout time.Duration) (*reader, *tls.Conn) {
 	return speakTLS(t, server, client, poller, timeout)
 }
 
-// inMemoryTLS runs a test with a connection over TLS that has no descriptor, as on systems without a poller.
+// inMemoryTLS runs a test with a TLS connection without a descriptor, as on systems without a poller.
 func inMemoryTLS(t *testing.T, test func(*testing.T, *reader, *tls.Conn)) {
 	synctest.Test(t, func(t *testing.T) {
 		client, server := net.Pipe()
@@ -75,7 +75,7 @@ func speakTLS(t *testing.T, lower, plain net.Conn, poller *Poller, timeout time.
 
 	server := tls.Server(lower, &tls.Config{Certificates: []tls.Certificate{certificate(t)}})
 	var both sync.WaitGroup
-	// Both sides wait for each other in a handshake.
+	// In a handshake both sides wait for each other, so they need a goroutine each.
 	var err error
 	both.Go(func() { err = client.Handshake() })
 	failed := server.Handshake()
@@ -101,7 +101,7 @@ func speakTLS(t *testing.T, lower, plain net.Conn, poller *Poller, timeout time.
 	return r, client
 }
 
-// certificate returns one that nobody verifies.
+// certificate returns a certificate that is not verified.
 func certificate(t *testing.T) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -118,7 +118,7 @@ func certificate(t *testing.T) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// Records that come in pieces, and several at once, are read to the end.
+// Records are read to the end, whether they come in pieces or several at once.
 func TestServerReadsThroughTLS(t *testing.T) {
 	r, client := newTLS(t, time.Minute)
 	readsThroughTLS(t, r, client)
@@ -140,14 +140,13 @@ func readsThroughTLS(t *testing.T, r *reader, client *tls.Conn) {
 		t.Fatalf("got %d bytes, want %d: %.100q", len(got), len(text)+1, got)
 	}
 
-	// TLS has said that this is the end, so nobody has cut it off.
+	// TLS has announced the end, so the client knows that nothing was cut off.
 	if _, err := client.Read(make([]byte, 1)); err != io.EOF {
-		t.Fatalf("the end of the connection is %v", err)
+		t.Fatalf("the connection ends with %v, want EOF", err)
 	}
 }
 
-// What the client does not take is kept as it was sealed, and arrives in order. Then TLS
-// says that this was the end.
+// What the client does not read is kept as it was encrypted, and arrives in order. Then TLS announces the end.
 func TestServerWritesThroughTLS(t *testing.T) {
 	r, client := newTLS(t, time.Minute)
 	writesThroughTLS(t, r, client)
@@ -163,7 +162,7 @@ func writesThroughTLS(t *testing.T, r *reader, client *tls.Conn) {
 	}
 }
 
-// A client that sends what is no record is closed.
+// A client that sends something other than a TLS record is closed.
 func TestServerNoRecord(t *testing.T) {
 	r, client := newTLS(t, time.Minute)
 	if _, err := client.NetConn().(bytewise).Conn.Write([]byte("GET / HTTP/1.1\r\n\r\n")); err != nil {
@@ -172,7 +171,7 @@ func TestServerNoRecord(t *testing.T) {
 	<-r.ended
 }
 
-// A client that takes nothing is closed after the timeout.
+// A client that does not read is closed after the timeout.
 func TestServerClientThatTakesNothingThroughTLS(t *testing.T) {
 	r, _ := newTLS(t, 50*time.Millisecond)
 	if err := r.wire.Write(make([]byte, 16<<20)); err != nil {
@@ -181,34 +180,34 @@ func TestServerClientThatTakesNothingThroughTLS(t *testing.T) {
 	<-r.ended
 }
 
-// A client that takes nothing is not read through TLS either: what TLS would answer by itself
-// would have to be kept. It is read when it has taken what waited.
+// While a client does not read, it is not read through TLS either: otherwise the answers that TLS makes by itself would
+// have to be kept. It is read when it has read what waited.
 func TestServerBusyTLSIsNotRead(t *testing.T) {
 	r, client := newTLS(t, time.Minute)
 	if r.wire.fd == noDescriptor {
-		return // a goroutine reads, and writes wait
+		return // without a poller a goroutine reads, and writes wait
 	}
 
-	const large = 16 << 20 // more than the system takes
+	const large = 16 << 20 // more than the buffers of the system hold
 	if err := r.wire.Write(make([]byte, large)); err != nil {
 		t.Fatal(err)
 	}
 
 	if !r.wire.Busy() {
-		t.Fatal("the system has taken everything")
+		t.Fatal("the buffers of the system took everything, so the test proves nothing")
 	}
 
 	if _, err := io.WriteString(client, "more"); err != nil {
 		t.Fatal(err)
 	}
 
-	r.wire.occasion() // who serves it now finds what has come
+	r.wire.occasion() // whoever serves the wire now finds the new data
 	for r.wire.turns.Load() != 0 {
 		time.Sleep(time.Millisecond)
 	}
 
 	if n := r.taken.Load(); n != 0 {
-		t.Errorf("%d bytes were read meanwhile", n)
+		t.Errorf("%d bytes were read while the client did not read, want none", n)
 	}
 
 	if _, err := io.CopyN(io.Discard, client, large); err != nil {
@@ -218,6 +217,6 @@ func TestServerBusyTLSIsNotRead(t *testing.T) {
 	_ = client.CloseWrite()
 	<-r.ended
 	if got := r.got.String(); got != "more" {
-		t.Fatalf("got %q", got)
+		t.Fatalf("got %q, want \"more\"", got)
 	}
 }

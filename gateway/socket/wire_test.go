@@ -12,8 +12,7 @@ import (
 	"time"
 )
 
-// reader is an Owner that collects what it reads. Before that it reads into no buffer at
-// all.
+// reader is an Owner that collects what it reads. Before each read it also reads into an empty buffer.
 type reader struct {
 	wire    Wire
 	timeout time.Duration
@@ -38,12 +37,12 @@ func (r *reader) Freed(bool) {
 }
 
 func (r *reader) Look(in *Input) (more bool, err error) {
-	// A read of 0 bytes returns 0, as the end of a connection does.
+	// A read into an empty buffer returns 0, which must not be taken for the end of the connection.
 	if n, _, err := r.wire.Read(nil); n != 0 || err != nil {
 		return false, errors.New("a read into no buffer is taken for the end")
 	}
 
-	// A small buffer, so that there is more to read than fits.
+	// The buffer is so small that there is more to read than fits.
 	n, more, err := r.wire.Read(in[:16])
 	r.got.Write(in[:n])
 	r.taken.Add(int64(n))
@@ -85,8 +84,8 @@ func startReader(t *testing.T, conn net.Conn, timeout time.Duration) *reader {
 	return r
 }
 
-// inMemory runs a test with a connection that has no descriptor: a goroutine finishes each write, as on systems without
-// a poller, and as below TLS there.
+// inMemory runs a test with a connection without a descriptor. A goroutine finishes each write, as on systems without a
+// poller, and as below TLS there.
 func inMemory(t *testing.T, timeout time.Duration, test func(*testing.T, *reader, net.Conn)) {
 	synctest.Test(t, func(t *testing.T) {
 		client, server := net.Pipe()
@@ -95,7 +94,7 @@ func inMemory(t *testing.T, timeout time.Duration, test func(*testing.T, *reader
 	})
 }
 
-// Everything that comes is read, to the end.
+// Everything that a client sends is read, to the end.
 func TestServerReadsToTheEnd(t *testing.T) {
 	r, client := newReader(t, time.Minute)
 	readsToTheEnd(t, r, client)
@@ -112,7 +111,7 @@ func readsToTheEnd(t *testing.T, r *reader, client net.Conn) {
 	_ = client.Close()
 	<-r.ended
 	if n := r.slow.Load(); n != 0 {
-		t.Errorf("a client that has gone counts as slow %d times", n)
+		t.Errorf("a client that went away counted as slow %d times, want 0", n)
 	}
 
 	if got := r.got.String(); got != text {
@@ -120,24 +119,24 @@ func readsToTheEnd(t *testing.T, r *reader, client net.Conn) {
 	}
 
 	if err := r.wire.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
-		t.Fatalf("a write after the end: %v", err)
+		t.Fatalf("a write after the end: %v, want net.ErrClosed", err)
 	}
 }
 
-// writeMuch writes more than the system takes to a client, and an end, and has the client
-// read all of it in order.
+// writeMuch writes more to a client than the system buffers, then an end, and checks that the client reads all of it in
+// order.
 func writeMuch(t *testing.T, r *reader, client io.Reader) {
 	t.Helper()
-	large := strings.Repeat("x", 16<<20) // more than the system takes
+	large := strings.Repeat("x", 16<<20) // more than the buffers of the system hold
 	if err := r.wire.Write([]byte(large)); err != nil {
 		t.Fatal(err)
 	}
 	if !r.wire.Busy() {
-		t.Fatal("the system has taken everything")
+		t.Fatal("the buffers of the system took everything, so the test proves nothing")
 	}
 
 	if err := r.wire.Try([]byte("no")); !errors.Is(err, ErrBusy) {
-		t.Fatalf("Try: %v", err)
+		t.Fatalf("Try on a busy wire: %v, want ErrBusy", err)
 	}
 
 	if err := errors.Join(r.wire.Write([]byte("one")), r.wire.End([]byte("two"))); err != nil {
@@ -145,7 +144,7 @@ func writeMuch(t *testing.T, r *reader, client io.Reader) {
 	}
 
 	if err := r.wire.Write([]byte("no")); !errors.Is(err, net.ErrClosed) {
-		t.Fatalf("Write after End: %v", err)
+		t.Fatalf("Write after End: %v, want net.ErrClosed", err)
 	}
 
 	got := make([]byte, len(large)+len("onetwo"))
@@ -153,13 +152,13 @@ func writeMuch(t *testing.T, r *reader, client io.Reader) {
 		t.Fatal(err)
 	}
 	if string(got) != large+"onetwo" {
-		t.Fatalf("it ends in %q", got[len(large):])
+		t.Fatalf("the client received other bytes, which end with %q", got[len(large):])
 	}
 	<-r.freed
 }
 
-// Bytes that a client does not take are kept and arrive in order. Try writes nothing to
-// a busy wire, and nothing follows End.
+// Bytes that a client does not read are kept, and arrive in order. Try writes nothing to a busy wire, and nothing
+// follows End.
 func TestServerWritesToSlowClient(t *testing.T) {
 	r, client := newReader(t, time.Minute)
 	writesToSlowClient(t, r, client)
@@ -174,7 +173,8 @@ func writesToSlowClient(t *testing.T, r *reader, client net.Conn) {
 	}
 }
 
-// A client that takes nothing is closed after the timeout, and its owner hears why. One that goes away is not slow.
+// A client that does not read is closed after the timeout, and its owner is notified that it was slow. A client that
+// goes away is not slow.
 func TestServerClientThatTakesNothing(t *testing.T) {
 	r, client := newReader(t, 50*time.Millisecond)
 	clientTakesNothing(t, r, client)
@@ -193,6 +193,6 @@ func clientTakesNothing(t *testing.T, r *reader, _ net.Conn) {
 	}
 
 	if n := r.slow.Load(); n != 1 {
-		t.Errorf("the owner heard %d times that the client is slow", n)
+		t.Errorf("the owner was notified %d times that the client is slow, want 1", n)
 	}
 }

@@ -6,8 +6,9 @@ import (
 	"unicode/utf8"
 )
 
+// Frames have the form of RFC 6455.
 func TestAppendFrame(t *testing.T) {
-	// RFC 6455 has three forms of a head, by the length of the payload.
+	// The head has three forms, by the length of the payload.
 	for n, head := range map[int]int{0: 2, 125: 2, 126: 4, 65535: 4, 65536: 10} {
 		payload := strings.Repeat("x", n)
 		b := AppendFrame([]byte("before"), Text, []byte(payload))[len("before"):]
@@ -17,9 +18,9 @@ func TestAppendFrame(t *testing.T) {
 		}
 	}
 
-	// The reason is cut where a character ends, since a close frame has at most 125 bytes.
+	// A close frame has at most 125 bytes, so the reason is cut off, at the end of a character.
 	long := AppendClose(nil, 1008, strings.Repeat("é", 100))
 	if len(long) > 127 || !utf8.Valid(long[4:]) {
-		t.Errorf("close frame of %d bytes: %q", len(long), long)
+		t.Errorf("the close frame has %d bytes, want 127 at most and valid UTF-8: %q", len(long), long)
 	}
 }

@@ -18,9 +18,9 @@ import (
 	oracle "github.com/coder/websocket"
 )
 
-// FuzzReader has the reader and coder/websocket read the same bytes: they have to see the same frames and messages, and
-// the same end, but for lengths in a longer form than they need. The library leaves UTF-8 to its callers, so what it
-// reads is checked here.
+// FuzzReader reads the same bytes with the reader and with coder/websocket. Both have to see the same frames and
+// messages, and the same end, except for lengths in a longer form than necessary. The library leaves UTF-8 to its
+// callers, so the test checks it.
 func FuzzReader(f *testing.F) {
 	for _, in := range []string{
 		masked(Text, "hello") + masked(Close, "\x03\xe8bye"),
@@ -30,18 +30,18 @@ func FuzzReader(f *testing.F) {
 		f.Add([]byte(in))
 	}
 
-	// After these bytes every frame that may be read is whole, and then comes something that nobody may read. So there
-	// always is an end to compare.
+	// After these bytes every frame is complete, and then something invalid follows. So there always is an end to
+	// compare.
 	tail := make([]byte, 2*MaxMessage)
 	f.Fuzz(func(t *testing.T, in []byte) {
 		in = append(slices.Clip(in), tail...)
 		want := oracleReads(t, in)
 
-		// Whole, and in pieces of a size that depends on the input.
+		// The input comes as a whole, and in pieces of a size that depends on it.
 		for _, step := range []int{len(in), 1 + len(in)%97} {
 			got, want := readAll(string(in), step), want
 			if last := len(got) - 1; last >= 0 && strings.HasSuffix(got[last], errLongForm.Reason) {
-				got, want = got[:last], want[:min(last, len(want))] // the library takes a length in any form
+				got, want = got[:last], want[:min(last, len(want))] // the library accepts a length in any form
 			}
 
 			if got := codes(got); !slices.Equal(got, want) {
@@ -51,7 +51,7 @@ func FuzzReader(f *testing.F) {
 	})
 }
 
-// codes reduces an error to its code.
+// codes reduces each error to its code.
 func codes(lines []string) []string {
 	last := len(lines) - 1
 	if last >= 0 && !strings.HasPrefix(lines[last], "0x") {
@@ -61,7 +61,7 @@ func codes(lines []string) []string {
 	return lines
 }
 
-// oracleReads is readAll by the library; of errors it keeps only the codes.
+// oracleReads does what readAll does, with the library. Of errors it returns only the codes.
 func oracleReads(t *testing.T, in []byte) (lines []string) {
 	t.Helper()
 	end := func(code int) []string { return append(lines, fmt.Sprint(code)) }
@@ -123,8 +123,7 @@ func oracleReads(t *testing.T, in []byte) (lines []string) {
 	}
 }
 
-// oneRequest is a ResponseWriter whose connection delivers in, and accepts whatever is
-// written.
+// oneRequest is a ResponseWriter whose connection delivers in, and accepts whatever is written.
 type oneRequest struct{ in []byte }
 
 func (*oneRequest) Header() http.Header         { return http.Header{} }

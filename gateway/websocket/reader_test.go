@@ -13,7 +13,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// masked is a client's frame.
+// masked returns the frame of a client.
 func masked(first byte, payload string) string { return string(testkit.ClientFrame(first, payload)) }
 
 // First bytes of fragments.
@@ -23,15 +23,14 @@ const (
 	lastPart  = 0x80
 )
 
-// readAll reads what comes in pieces of step bytes, and returns a line for each
-// frame, message and error.
+// readAll reads data in pieces of step bytes, and returns a line for each frame, message and error.
 func readAll(data string, step int) (lines []string) {
 	var r Reader
 	var held []byte
 	for at := 0; at < len(data); at += step {
 		held = append(held, data[at:min(at+step, len(data))]...)
 
-		// A piece may hold several frames, and the rest of one.
+		// A piece may contain several frames, and a part of one.
 		for {
 			f, n, err := r.Next(held)
 			if err != nil {
@@ -73,7 +72,7 @@ func TestReader(t *testing.T) {
 		"empty text":       {masked(Text, ""), []string{`0x81 ""`}},
 		"binary, no UTF-8": {masked(Binary, "\xff"), []string{`0x82 "\xff"`}},
 		"the longest":      {masked(Text, long), []string{`0x81 "` + long + `"`}},
-		// RFC 6455 wants the shortest form of a length.
+		// RFC 6455 requires the shortest form of a length.
 		"1 in 8 bytes": {
 			"\x81\xff\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00", breach(errLongForm),
 		},
@@ -151,22 +150,22 @@ func TestReader(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, step := range []int{1, 2, 3, 7, len(tc.in)} {
-				// However a frame is cut, the reader says the same.
+				// However the data is split, the reader returns the same.
 				if got := readAll(tc.in, step); !slices.Equal(got, tc.want) {
 					t.Fatalf("in pieces of %d bytes: got %q, want %q", step, got, tc.want)
 				}
 			}
 
-			// Nothing is reported before it is whole, not even one byte earlier.
+			// Without its last byte a frame is not reported.
 			last := tc.want[len(tc.want)-1]
 			if got := readAll(tc.in[:len(tc.in)-1], len(tc.in)); slices.Contains(got, last) {
-				t.Fatalf("without the last byte: got %q", got)
+				t.Fatalf("without the last byte the reader already returns %q", got)
 			}
 		})
 	}
 }
 
-// After the reader has ended the connection, only the client's close frame counts.
+// After the reader has ended a connection, only the close frame of the client counts.
 func TestSkip(t *testing.T) {
 	for name, tc := range map[string]struct {
 		in     string
@@ -202,14 +201,14 @@ func TestSkip(t *testing.T) {
 					}
 
 					const maxHead = 14 // bytes before the payload of a frame
-					// What a client sends now is dropped, however long it is.
+					// What a client sends now is dropped, so little of it is kept.
 					if len(held) > maxHead+maxControl+step {
-						t.Fatalf("%d bytes are held", len(held))
+						t.Fatalf("%d bytes are kept, want %d at most", len(held), maxHead+maxControl+step)
 					}
 				}
 
 				if closed != tc.closed {
-					t.Fatalf("in pieces of %d bytes: closed is %v", step, closed)
+					t.Fatalf("in pieces of %d bytes closed is %v, want the opposite", step, closed)
 				}
 			}
 		})
@@ -234,14 +233,13 @@ func TestUnmask(t *testing.T) {
 	})
 }
 
-// Frames of all kinds are read without an allocation; fragments go into buffers that
-// were used before.
+// Frames of all kinds are read without an allocation. Fragments go into pooled buffers.
 func TestReadingAllocatesNothing(t *testing.T) {
 	in := []byte(masked(Text, `{"type":"heartbeat"}`) + masked(Pong, "") + masked(firstPart, "a") +
 		masked(lastPart, "b"))
 
 	data := make([]byte, len(in))
-	// The data is unmasked in place, so each run has its own copy.
+	// The data is unmasked in place, so each run needs its own copy.
 	allocs := testing.AllocsPerRun(1000, func() {
 		copy(data, in)
 		var r Reader
@@ -257,6 +255,6 @@ func TestReadingAllocatesNothing(t *testing.T) {
 	})
 
 	if allocs >= 1 { // the collector may empty the pool once in a while
-		t.Errorf("%.2f allocations", allocs)
+		t.Errorf("%.2f allocations a frame, want none", allocs)
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 const upgradePath = "/-/ws"
 
-// usual is what a browser sends.
+// usual is an upgrade as a browser sends it.
 const usual = "GET /-/ws?site=shop&id=a.b HTTP/1.1\r\nHost: shop.example:8080\r\nConnection: keep-alive, Upgrade\r\n" +
 	"Pragma: no-cache\r\nCache-Control: no-cache\r\nUser-Agent: Mozilla/5.0 (X11; Linux x86_64) Firefox/140.0\r\n" +
 	"upgrade: websocket\r\nORIGIN: https://shop.example\r\nSec-WebSocket-Version: 13\r\n" +
@@ -24,13 +24,13 @@ func TestReadUpgrade(t *testing.T) {
 	for _, head := range []string{usual, strings.Replace(usual, "?site=shop&id=a.b", "", 1)} {
 		r, rest := ReadUpgrade([]byte(head+"frames"), upgradePath)
 		if r == nil || string(rest) != "frames" {
-			t.Fatalf("%q is usual, but was read as %v, %q", head, r, rest)
+			t.Fatalf("%q is a usual upgrade, but was read as %v, %q", head, r, rest)
 		}
 		sameAsNetHTTP(t, head+"frames", r, rest)
 	}
 }
 
-// What differs from the usual in any way is net/http's.
+// A request that differs from the usual form in any way is left to net/http.
 func TestReadUpgradeLeavesTheUnusual(t *testing.T) {
 	with := func(field string) string { return strings.Replace(usual, "Host:", field+"\r\nHost:", 1) }
 	without := func(field string) string { return strings.Replace(usual, field, "X-Other:", 1) }
@@ -83,12 +83,12 @@ func TestReadUpgradeLeavesTheUnusual(t *testing.T) {
 		"Pragma alone":             without("Cache-Control:"),
 	} {
 		if r, rest := ReadUpgrade([]byte(sent), upgradePath); r != nil || rest != nil {
-			t.Errorf("%s: read %v, %q", name, r, rest)
+			t.Errorf("%s: ReadUpgrade returns %v, %q, want nothing", name, r, rest)
 		}
 	}
 }
 
-// ReadUpgrade changes nothing of what the client sent, which net/http may have to read.
+// ReadUpgrade does not change the bytes, which net/http may have to read.
 func TestReadUpgradeKeepsTheBytes(t *testing.T) {
 	sent := []byte(usual)
 	ReadUpgrade(sent, upgradePath)
@@ -97,7 +97,7 @@ func TestReadUpgradeKeepsTheBytes(t *testing.T) {
 	}
 }
 
-// FuzzReadUpgrade checks that what ReadUpgrade accepts is what net/http makes of the same bytes.
+// FuzzReadUpgrade: what ReadUpgrade accepts is read by net/http as the same request.
 func FuzzReadUpgrade(f *testing.F) {
 	f.Add([]byte(usual))
 	f.Add([]byte(usual + "\x81\x85\x00\x00\x00\x00hello"))
@@ -114,7 +114,7 @@ func FuzzReadUpgrade(f *testing.F) {
 	})
 }
 
-// sameAsNetHTTP compares a request and what follows it with what net/http reads.
+// sameAsNetHTTP compares a request, and what follows it, with what net/http reads.
 func sameAsNetHTTP(t *testing.T, sent string, got *http.Request, rest []byte) {
 	t.Helper()
 	from := bufio.NewReader(strings.NewReader(sent))
@@ -125,7 +125,7 @@ func sameAsNetHTTP(t *testing.T, sent string, got *http.Request, rest []byte) {
 
 	after, _ := io.ReadAll(from)
 	if !bytes.Equal(rest, after) {
-		t.Fatalf("after %q comes %q, and for net/http %q", sent, rest, after)
+		t.Fatalf("after %q remains %q, and for net/http %q", sent, rest, after)
 	}
 
 	if want.Body != http.NoBody || want.ContentLength != 0 || want.Close || len(want.Trailer) > 0 {
