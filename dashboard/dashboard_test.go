@@ -18,7 +18,7 @@ import (
 	"headcount/presence"
 )
 
-// cluster is the view of a Board: this process, one that answers, and one that does not.
+// cluster is what a Board sees: this process, another one that answers, and one that does not.
 func cluster(asked *atomic.Int64) Config {
 	return Config{
 		Self: "a", Region: "us", Log: zerolog.Nop(), Ready: func() error { return nil },
@@ -83,11 +83,11 @@ func TestJSON(t *testing.T) {
 		}
 
 		if took := time.Since(began); took != timeout {
-			t.Errorf("a process that does not answer was waited for %s", took)
+			t.Errorf("the answer waited for %s for a silent process", took)
 		}
 
 		if at := got["at"]; at != float64(time.Now().UnixMilli()) {
-			t.Errorf("at %v", at)
+			t.Errorf("\"at\" is %v, want now", at)
 		}
 
 		delete(got, "at")
@@ -117,16 +117,16 @@ func TestJSON(t *testing.T) {
 		top, err := b.Top(t.Context(), presence.DefaultSite)
 		wantTop := []presence.PageUsers{{Page: "y", Users: 9}, {Page: "both", Users: 4}, {Page: "x", Users: 2}}
 		if err != nil || !slices.Equal(top.Pages, wantTop) || top.Stale {
-			t.Errorf("the top is %v, want %v, %v", top, wantTop, err)
+			t.Errorf("the top list is %v, want %v; %v", top, wantTop, err)
 		}
 
 		if n := asked.Load(); n != 2 {
-			t.Errorf("for both views %d processes were asked, want 2", n)
+			t.Errorf("the two views asked %d processes, want 2", n)
 		}
 	})
 }
 
-// A viewer sees one site. A viewer of that site alone sees nothing about the cluster.
+// A viewer sees one site. A viewer who may see only that site sees nothing of the cluster.
 func TestSites(t *testing.T) {
 	var asked atomic.Int64
 	cfg := cluster(&asked)
@@ -171,35 +171,35 @@ func TestSites(t *testing.T) {
 
 	if s := look(shop, false); !reflect.DeepEqual(s.Sites, []string{"shop", "default"}) || s.Shown != "shop" ||
 		!reflect.DeepEqual(s.Pages, []page{{"both", 1}}) || len(s.Processes) != 2 {
-		t.Errorf("the shop: %+v", s)
+		t.Errorf("the shop is seen as %+v", s)
 	}
 
 	if s := look(shop, true); len(s.Sites) != 0 || !reflect.DeepEqual(s.Pages, []page{{"both", 1}}) ||
 		len(s.Processes) != 0 {
-		t.Errorf("the shop alone: %+v", s)
+		t.Errorf("a viewer of the shop alone sees %+v", s)
 	}
 
 	if s := look(presence.DefaultSite, false); s.Shown != "default" ||
 		!reflect.DeepEqual(s.Pages, []page{{"both", 4}, {"x", 2}}) {
-		t.Errorf("the default site: %+v", s)
+		t.Errorf("the default site is seen as %+v", s)
 	}
 	top, err := b.Top(t.Context(), shop)
 	if err != nil || !slices.Equal(top.Pages, []presence.PageUsers{{Page: "both", Users: 1}}) {
-		t.Errorf("the top of the shop: %v, %v", top, err)
+		t.Errorf("the top list of the shop is %v, %v", top, err)
 	}
 
 	if n := asked.Load(); n != 1 {
-		t.Errorf("for three views the other process was asked %d times", n)
+		t.Errorf("three views asked the other process %d times", n)
 	}
 
-	// Only a viewer of the whole cluster learns the store's address.
+	// Only a viewer of the whole cluster sees the store's address.
 	cfg.Ready = func() error { return errors.New("the store at 10.0.0.1 is away") }
 	b = New(cfg)
 	if s := look(shop, true); s.State != (state{"bad", "Counts may be the last that were known."}) {
 		t.Errorf("the state for a viewer of one site is %+v", s.State)
 	}
 	if s := look(shop, false); !strings.Contains(s.State.Text, "10.0.0.1") {
-		t.Errorf("the state for a viewer of all is %+v", s.State)
+		t.Errorf("the state for a viewer of all sites is %+v, want the store's address in it", s.State)
 	}
 }
 
@@ -215,13 +215,13 @@ func TestFrequentReadsAskOnceASecond(t *testing.T) {
 		time.Sleep(timeout + cacheTime - time.Millisecond) // a moment before the cached answer is too old
 		look(t, b)
 		if n := asked.Load(); n != 2 {
-			t.Errorf("%d were asked, want 2", n)
+			t.Errorf("%d processes were asked, want 2", n)
 		}
 
 		time.Sleep(time.Millisecond)
 		look(t, b)
 		if n := asked.Load(); n != 4 {
-			t.Errorf("a second later %d were asked, want 4", n)
+			t.Errorf("a second later %d processes were asked, want 4", n)
 		}
 	})
 }
@@ -251,7 +251,7 @@ func TestTopIsBoundedAndTheStoreMayBeAway(t *testing.T) {
 	}
 
 	if len(got.Pages) != presence.TopPages || got.Pages[0].Count != 99 || got.Pages[99].Count != 50 || got.Site != nil {
-		t.Errorf("%+v", got)
+		t.Errorf("the merged list is %+v", got)
 	}
 }
 
@@ -275,7 +275,7 @@ func (f counts) Counts(ctx context.Context, pages []string) ([]presence.Count, e
 	return f(ctx, pages)
 }
 
-// The list of pages is stale when a dispatcher did not answer or cannot reach the store. Other roles know no pages.
+// The list of pages is stale when a dispatcher did not answer or cannot reach its store. Other roles have no pages.
 func TestTopOfSilentDispatchers(t *testing.T) {
 	for name, tc := range map[string]struct {
 		role  string

@@ -63,7 +63,7 @@ func TestState(t *testing.T) {
 	}
 }
 
-// Events are noted once, and processes that were there at the start are no events.
+// Each event is noted once. The processes that run at the start are no events.
 func TestEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := presence.Process{Name: "a", Roles: []string{"gateway"}, Incarnation: 1}
@@ -101,7 +101,7 @@ func TestEvents(t *testing.T) {
 			board.Watch(ctx)
 		}()
 
-		// Each step lasts long enough to be noticed.
+		// Each step lasts long enough for the board to notice it.
 		step := func(change func()) {
 			mu.Lock()
 			change()
@@ -139,7 +139,7 @@ func TestEvents(t *testing.T) {
 			"The region eu is silent.", "The region eu is heard again.", "A process joined: b (presence).",
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("%q\nwant %q", got, want)
+			t.Errorf("the events are %q\nwant %q", got, want)
 		}
 
 		// Old events make room for new ones.
@@ -147,12 +147,13 @@ func TestEvents(t *testing.T) {
 			board.events.add(fmt.Sprint(i))
 		}
 		if all := board.events.newest(); len(all) != maxEvents || all[0].Text != fmt.Sprint(2*maxEvents-1) {
-			t.Errorf("%d events, the newest %+v", len(all), all[0])
+			t.Errorf("%d events are kept, and the newest is %+v; want %d", len(all), all[0], maxEvents)
 		}
 	})
 }
 
-// A process that is leaving has no roles, and may be found like that; it is named all the same.
+// A process that is leaving has no roles, and the board may see it in that state. Its departure is an event all the
+// same.
 func TestAProcessThatIsLeavingHasAName(t *testing.T) {
 	there := []presence.Process{{Name: "b", Incarnation: 2}}
 	board := New(Config{
@@ -166,6 +167,6 @@ func TestAProcessThatIsLeavingHasAName(t *testing.T) {
 	board.compare(was, board.look(was))
 
 	if got := board.events.newest(); len(got) != 1 || got[0].Text != "A process left: b." {
-		t.Errorf("%+v", got)
+		t.Errorf("the events are %+v, want the departure of b", got)
 	}
 }

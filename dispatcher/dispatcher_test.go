@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// receiver is the gateways' side of pushes: it keeps the newest counts.
+// receiver stands for the gateways that receive pushes. It keeps the newest counts.
 type receiver struct {
 	mu     sync.Mutex
 	counts map[string]map[string]presence.Count // by gateway and page
@@ -65,7 +65,7 @@ func (r *receiver) want(t *testing.T, gateway, page string, users int64) {
 	}
 }
 
-// run starts a dispatcher of all buckets over s; set writes counts to s.
+// run starts a dispatcher of all buckets over s. The returned set writes counts to s.
 func run(
 	t *testing.T, s presence.Store, with ...func(*Config),
 ) (r *receiver, d *Dispatcher, set func(page string, users int64)) {
@@ -134,7 +134,7 @@ func TestCountsReachTheGatewaysThatWantThem(t *testing.T) {
 		r.want(t, "a", "q", 2)
 		r.want(t, "b", "q", 2)
 		if _, pushed := r.counts["b"]["p"]; pushed || len(r.counts["a"]) != 2 {
-			t.Fatalf("received %+v, want each only what it is attached to", r.counts)
+			t.Fatalf("the gateways received %+v, want each only the topics that it is attached to", r.counts)
 		}
 
 		if err := s.Detach(t.Context(), "a", presence.CountTopics([]string{"p"})); err != nil {
@@ -159,7 +159,7 @@ func TestBusyGatewayGetsTheNewest(t *testing.T) {
 		synctest.Wait()
 		before := r.pushes["a"]
 
-		// In a second of changes, the slow gateway has time for a few pushes.
+		// In a second of changes the slow gateway only has time for a few pushes.
 		for i := range 1000 {
 			set("p", int64(i+1))
 			time.Sleep(time.Millisecond)
@@ -168,7 +168,7 @@ func TestBusyGatewayGetsTheNewest(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		r.want(t, "a", "p", 1000)
 		if n := r.pushes["a"] - before; n > 5 {
-			t.Fatalf("%d pushes, want conflation", n)
+			t.Fatalf("%d pushes to the slow gateway, want 5 at most", n)
 		}
 	})
 }
@@ -184,7 +184,7 @@ func TestGatewayThatFailsIsTriedAgain(t *testing.T) {
 		r.fail["a"] = true
 		r.mu.Unlock()
 
-		// The other gateway is not delayed by it.
+		// The slow gateway does not delay the other one.
 		for i := range 10 {
 			set("p", int64(i+1))
 			time.Sleep(time.Second)
@@ -202,7 +202,7 @@ func TestGatewayThatFailsIsTriedAgain(t *testing.T) {
 
 func TestLostPublicationsAreReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := presencemem.New(presencemem.Config{Backlog: 2}) // too small for the changes below
+		s := presencemem.New(presencemem.Config{Backlog: 2}) // a backlog too small for the changes below
 		var pages []string
 		for i := range 200 {
 			pages = append(pages, fmt.Sprint("p", i))
@@ -223,13 +223,13 @@ func TestLostPublicationsAreReplaced(t *testing.T) {
 	})
 }
 
-// broken is a store that cannot read some buckets.
+// broken is a store in which some buckets cannot be read.
 type broken struct {
 	*presencemem.Store
 	mu    sync.Mutex
-	fails map[int]bool  // the broken buckets, and whether they fail
+	fails map[int]bool  // the broken buckets; true if they fail at present
 	slow  time.Duration // how long a read of a broken bucket takes
-	reads map[int]int   // the reads that have begun, by bucket
+	reads map[int]int   // how many reads have begun, by bucket
 }
 
 func newBroken(buckets ...int) *broken {
@@ -307,23 +307,23 @@ func TestBucketThatCannotBeReadDoesNotDelayOthers(t *testing.T) {
 				}
 
 				if n := s.readsOf(1); n != 0 {
-					t.Errorf("bucket 1 was read %d times again", n)
+					t.Errorf("bucket 1 was read again %d times, want none", n)
 				}
 				if n := s.readsOf(9); n > 24 {
-					t.Errorf("bucket 9 was tried %d times in %s", n, 14*time.Second)
+					t.Errorf("bucket 9 was read %d times in %s", n, 14*time.Second)
 				}
 
-				// Publications of the broken bucket are handled nevertheless.
+				// Publications of the broken bucket are still handled.
 				attach(t, s.Store, "b", nine)
 				attach(t, s.Store, "c", nine)
 				set(nine, 1)
 				r.want(t, "b", nine, 1)
 
 				if _, known := r.counts["a"][nine]; known {
-					t.Error("an endpoint is known of a bucket that was never read")
+					t.Error("the dispatcher knows an endpoint of a bucket that it never read")
 				}
 
-				// The bucket can be read again.
+				// From now on the bucket can be read.
 				s.set(false, 50*time.Millisecond)
 				time.Sleep(slow + 3*time.Second)
 				r.want(t, "a", nine, 1)
@@ -334,14 +334,14 @@ func TestBucketThatCannotBeReadDoesNotDelayOthers(t *testing.T) {
 				}
 
 				if n := s.readsOf(9); n != 2 {
-					t.Errorf("bucket 9 was read %d times, want once outside the turn and once in it", n)
+					t.Errorf("bucket 9 was read %d times, want 2: outside the turn, and in it", n)
 				}
 			})
 		})
 	}
 }
 
-// Endpoints that change while a lost bucket is read are neither lost nor resurrected.
+// Endpoints that change while a lost bucket is being read are neither lost nor resurrected.
 func TestEndpointsChangeWhileALostBucketIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newBroken(9)
@@ -375,7 +375,7 @@ func TestEndpointsChangeWhileALostBucketIsRead(t *testing.T) {
 			if i%2 == 1 {
 				r.want(t, gateway, nine, 7)
 			} else if c := r.counts[gateway][nine]; c.Users == 7 {
-				t.Fatalf("%s is detached and has %+v", gateway, c)
+				t.Fatalf("%s was detached, and yet received %+v", gateway, c)
 			}
 		}
 	})
@@ -395,7 +395,7 @@ func TestAllBucketsAreReadAfterAnOutage(t *testing.T) {
 		// Broken buckets are tried again, but not without pauses.
 		for _, b := range all {
 			if n := s.readsOf(b); n < 5 || n > 20 {
-				t.Errorf("bucket %d was tried %d times in 10s", b, n)
+				t.Errorf("bucket %d was read %d times in 10s", b, n)
 			}
 			set(pageIn(b), 3)
 		}
@@ -408,7 +408,7 @@ func TestAllBucketsAreReadAfterAnOutage(t *testing.T) {
 		}
 
 		s.set(true, time.Second)
-		d.Own(all[:9]) // the test ends while these are read again
+		d.Own(all[:9]) // the test ends while these buckets are being read
 		time.Sleep(5 * time.Second)
 	})
 }
@@ -422,7 +422,7 @@ func TestOwnChangesWhatIsServed(t *testing.T) {
 		set("p", 1)
 		r.want(t, "a", "p", 1)
 
-		// Without the bucket, nothing is pushed; with it, the current count is.
+		// Without the bucket nothing is pushed. When it is owned again, the current count is.
 		d.Own(nil)
 		synctest.Wait()
 		set("p", 2)
@@ -433,12 +433,12 @@ func TestOwnChangesWhatIsServed(t *testing.T) {
 	})
 }
 
-// A process that stood still sends no old counts: the store may have lost its data meanwhile, so that the newest known
-// count may belong to a past that nobody counts any more. The dispatcher reads all buckets anew instead.
+// After a standstill a process sends no old counts: the store may have lost its data meanwhile, so the newest known
+// count may be one from before the loss. The dispatcher reads all buckets again.
 func TestNothingIsSentFromBeforeAStandstill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := presencemem.New(presencemem.Config{})
-		var stood atomic.Int64 // for how long the process stood still
+		var stood atomic.Int64 // how long the process has stood still in all
 		elapsed := func() time.Duration { return time.Duration(time.Now().UnixNano() + stood.Load()) }
 		r, d, set := run(t, s, func(c *Config) { c.Elapsed = elapsed })
 
@@ -453,7 +453,7 @@ func TestNothingIsSentFromBeforeAStandstill(t *testing.T) {
 		d.publication(t.Context(), nil, presence.Publication{Bucket: bucket, Updates: []presence.Update{old.Update()}})
 		r.want(t, "a", "p", 3)
 
-		set("p", 5) // dropped as well
+		set("p", 5) // this publication is dropped as well
 		time.Sleep(time.Second)
 		r.want(t, "a", "p", 5)
 
@@ -462,7 +462,7 @@ func TestNothingIsSentFromBeforeAStandstill(t *testing.T) {
 	})
 }
 
-// A process that stands still again, before it has begun to serve its buckets anew, serves them afterwards.
+// A process stands still again before it serves its buckets again. Afterwards it serves them.
 func TestStandstillsThatFollowEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := presencemem.New(presencemem.Config{})
@@ -479,7 +479,7 @@ func TestStandstillsThatFollowEachOther(t *testing.T) {
 		r, _, set := run(t, s, func(c *Config) { c.Elapsed = elapsed })
 		attach(t, s, "a", "p")
 
-		standsStill.Store(true) // whenever somebody reads the clock
+		standsStill.Store(true) // at each read of the clock
 		time.Sleep(time.Second)
 		standsStill.Store(false)
 		time.Sleep(time.Second)

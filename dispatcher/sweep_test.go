@@ -16,13 +16,13 @@ import (
 	"headcount/presence/presencemem"
 )
 
-// stubborn is a store that refuses to detach for a while.
+// stubborn is a store that refuses to detach for some time.
 type stubborn struct {
 	*presencemem.Store
 	mu      sync.Mutex
 	refuses int
 	broken  string // the page of a topic that cannot be detached
-	largest int    // batch
+	largest int    // the largest batch of a Detach
 }
 
 func (s *stubborn) Detach(ctx context.Context, gateway string, topics []presence.Topic) error {
@@ -62,8 +62,8 @@ func incarnations(t *testing.T, s *presencemem.Store) (incarnations []string) {
 	return incarnations
 }
 
-// TestEndpointsEndWithTheLifeOfTheirGateway: endpoints of dead gateways go, also those older than the dispatcher, and
-// although the store refuses at first. Endpoints of a gateway that was away for only a moment stay.
+// TestEndpointsEndWithTheLifeOfTheirGateway: endpoints of dead gateways are removed, also those older than the
+// dispatcher, and even if the store refuses at first. Endpoints of a gateway that was away only for a moment stay.
 func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &stubborn{Store: presencemem.New(presencemem.Config{}), refuses: 2}
@@ -80,7 +80,7 @@ func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 
 		begun := time.Now()
 		gateways := endings(func(incarnation string) bool {
-			// Whenever the looks begin, at least one look in every 3 s finds b:1/1 alive.
+			// Whenever the checks begin, at least one in every 3 s finds b:1/1 alive.
 			early := time.Since(begun) < 6*time.Second
 			off := time.Since(begun)%(3*time.Second) < 1900*time.Millisecond
 			blink := early && off && incarnation == "b:1/1"
@@ -108,21 +108,22 @@ func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 			time.Sleep(10 * time.Second)
 			synctest.Wait()
 			if got := incarnations(t, s.Store); !slices.Equal(got, []string{"a:1/2", "b:1/1"}) {
-				t.Fatalf("endpoints of %q are left", got)
+				t.Fatalf("endpoints of %q are left, want those of a:1/2 and b:1/1", got)
 			}
 		}
 
 		left()
 		if s.largest > dropBatch {
-			t.Fatalf("a batch of %d", s.largest)
+			t.Fatalf("the largest batch has %d topics", s.largest)
 		}
 
-		attach(t, s.Store, "a:1/1", "late") // an old Attach that arrives only now
+		attach(t, s.Store, "a:1/1", "late") // an Attach of before arrives only now
 		left()
 	})
 }
 
-// TestABrokenBucketKeepsNoEndpointsOfOthers: the endpoints of dead gateways go in all other buckets.
+// TestABrokenBucketKeepsNoEndpointsOfOthers: a broken bucket does not keep the endpoints of dead gateways in other
+// buckets from being removed.
 func TestABrokenBucketKeepsNoEndpointsOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &stubborn{Store: presencemem.New(presencemem.Config{}), broken: "p0"}
@@ -159,7 +160,7 @@ func TestABrokenBucketKeepsNoEndpointsOfOthers(t *testing.T) {
 	})
 }
 
-// endings is a function that serves as Gateways. They accept every push.
+// endings is a function that implements Gateways and accepts every push.
 type endings func(incarnation string) (ended bool)
 
 func (endings) PushUpdates(context.Context, string, []presence.Update) error {

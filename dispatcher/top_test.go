@@ -17,7 +17,7 @@ func of(page string, users int64, sequence uint64) (bucket int, updates []presen
 	return presence.Bucket(page, presence.DefaultBuckets), []presence.Update{c.Update()}
 }
 
-// whole returns a store of two partitions. Only the partition of run is not complete yet.
+// whole returns a store of two partitions. All but the partition of run are complete.
 func whole(t *testing.T) *presencemem.Store {
 	t.Helper()
 	s := presencemem.New(presencemem.Config{Partitions: 2})
@@ -58,13 +58,13 @@ func TestTopFollowsTheStore(t *testing.T) {
 			return presence.Bucket(p.Page, presence.DefaultBuckets) != bucket
 		})
 		if got := d.Top(10); !slices.Equal(got, want) || len(want) == 3 {
-			t.Errorf("of c's bucket alone: %v, want %v", got, want)
+			t.Errorf("with c's bucket alone Top = %v, want %v", got, want)
 		}
 	})
 }
 
-// A dispatcher that starts late knows the pages that have subscribers. A dispatcher that missed messages reads again
-// the pages that it knew.
+// A dispatcher that starts late learns the pages that have subscribers. A dispatcher that missed publications reads the
+// pages that it knew.
 func TestTopAfterALoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := whole(t)
@@ -77,7 +77,7 @@ func TestTopAfterALoss(t *testing.T) {
 		set("held", 3)
 		synctest.Wait()
 
-		// As if the messages of these pages had been lost.
+		// As if the publications of these pages had been lost.
 		d.top.mu.Lock()
 		for _, pages := range d.top.pages {
 			for name, c := range pages {
@@ -87,7 +87,7 @@ func TestTopAfterALoss(t *testing.T) {
 			}
 		}
 		d.top.mu.Unlock()
-		d.Own(upTo(presence.DefaultBuckets)) // watches anew, so that every bucket is read
+		d.Own(upTo(presence.DefaultBuckets)) // a new watch reads every bucket
 		synctest.Wait()
 
 		want := []presence.PageUsers{{Page: "held", Users: 3}, {Page: "seen", Users: 2}}
@@ -112,17 +112,17 @@ func TestTopTakesNoOlderAndNoStaleCount(t *testing.T) {
 	d.top.update(of("p", 4, 8))
 	d.top.update(of("p", 0, 7))
 
-	// A stale count may lack users, so that it must not lower the list.
+	// A stale count may lack users, so it must not lower the count in the list.
 	bucket, stale := of("p", 1, 10)
 	stale[0].Stale = true
 	d.top.update(bucket, stale)
 
 	if got := d.Top(1); len(got) != 1 || got[0].Users != 5 {
-		t.Errorf("%v, want 5", got)
+		t.Errorf("the list is %v, want 5 users", got)
 	}
 }
 
-// A site with few users has a list of its own next to a site with many.
+// A site with few users has its own list, beside a site with many users.
 func TestTopOfSites(t *testing.T) {
 	var d Dispatcher
 	d.top.serve(upTo(presence.DefaultBuckets))
@@ -140,16 +140,16 @@ func TestTopOfSites(t *testing.T) {
 		{Page: shop.Qualify("p3"), Users: 4},
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
+		t.Errorf("the list of the site is %v, want %v", got, want)
 	}
 }
 
-// public has the pages of one name.
+// public has the pages with one name.
 type public string
 
 func (p public) Has(name string) bool { return presence.KeyOf(name) == string(p) }
 
-// A public page is in the list, even if all other pages have more users.
+// A public page is in the list, however many users all other pages have.
 func TestTopOfPublicPages(t *testing.T) {
 	d := Dispatcher{cfg: Config{Public: public("p0")}}
 	d.top.serve(upTo(presence.DefaultBuckets))
@@ -167,12 +167,12 @@ func TestTopOfPublicPages(t *testing.T) {
 		{Page: shop.Qualify("p0"), Users: 1},
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
+		t.Errorf("the list is %v, want %v", got, want)
 	}
 
 	d.cfg.Public = all{}
 	if got := d.Top(2); len(got) != 4 {
-		t.Errorf("of public pages alone: %v, want two of each site", got)
+		t.Errorf("the list of public pages alone is %v, want two of each site", got)
 	}
 }
 
@@ -181,7 +181,7 @@ type all struct{}
 
 func (all) Has(string) bool { return true }
 
-// The dispatcher remembers at most maxTop pages, the largest ones.
+// The dispatcher remembers at most maxTop pages: the largest ones.
 func TestTopIsBounded(t *testing.T) {
 	var d Dispatcher
 	d.top.serve(upTo(presence.DefaultBuckets))
@@ -197,12 +197,12 @@ func TestTopIsBounded(t *testing.T) {
 	}
 
 	if size != d.top.size || size > maxTop || size < maxTop/2 {
-		t.Errorf("%d pages are remembered, %d counted", size, d.top.size)
+		t.Errorf("%d pages are remembered, and %d are counted; want maxTop at most", size, d.top.size)
 	}
 
 	// There are 48 or 49 pages with each count. Only pages that came after the last time that the dispatcher forgot
 	// pages may be small.
 	if got := d.Top(40); len(got) != 40 || got[0].Users != 1000 || got[39].Users != 1000 {
-		t.Errorf("%v", got)
+		t.Errorf("the smallest remembered counts are %v", got)
 	}
 }

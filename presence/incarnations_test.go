@@ -8,8 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// A set of incarnations behaves like a map, and sets of the same incarnations are equal, in whatever order the
-// incarnations came and went.
+// A set of incarnations behaves like a map. Sets with the same incarnations are equal, in whatever order these came and
+// went.
 func TestLives(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var l Incarnations
@@ -26,13 +26,13 @@ func TestLives(t *testing.T) {
 			}
 
 			if l.Has(name) != want[name] {
-				t.Fatalf("%s: %t", name, l.Has(name))
+				t.Fatalf("Has(%q) = %t, want the opposite", name, l.Has(name))
 			}
 		}
 
 		names := slices.Sorted(maps.Keys(want))
 		if got := slices.Sorted(l.All()); !slices.Equal(got, names) {
-			t.Fatalf("%q, want %q", got, names)
+			t.Fatalf("the set is %q, want %q", got, names)
 		}
 
 		var again Incarnations

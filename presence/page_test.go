@@ -29,7 +29,7 @@ func TestCheckPage(t *testing.T) {
 	}
 
 	if CheckReadable(AllPages) != nil || CheckReadable("-") == nil {
-		t.Error("only the site is readable beside pages")
+		t.Error("of names that are no pages only * must be readable")
 	}
 }
 
@@ -50,7 +50,7 @@ func FuzzCheckPage(f *testing.F) {
 		// Every character of a valid page is visible, a space, or a joiner within the page.
 		runes := []rune(page)
 		if !utf8.ValidString(page) || len(runes) < 1 || len(runes) > MaxPageLength {
-			t.Fatalf("%q was let pass", page)
+			t.Fatalf("CheckPage accepts %q", page)
 		}
 
 		for i, r := range runes {
@@ -58,12 +58,12 @@ func FuzzCheckPage(f *testing.F) {
 			visible := unicode.In(r, unicode.L, unicode.M, unicode.N, unicode.P, unicode.S)
 			allowed := r == ' ' || joiner || visible
 			if r == utf8.RuneError || !allowed {
-				t.Fatalf("%q was let pass with %U", page, r)
+				t.Fatalf("CheckPage accepts %q, with the invisible %U", page, r)
 			}
 		}
 
 		if b := Bucket(page, DefaultBuckets); b < 0 || b >= DefaultBuckets {
-			t.Fatalf("Bucket(%q) = %d", page, b)
+			t.Fatalf("Bucket(%q) = %d, which is no bucket", page, b)
 		}
 	})
 }

@@ -50,7 +50,7 @@ func TestCountJSON(t *testing.T) {
 			t.Errorf("AppendJSON = %s\nwant %s", got, want)
 		}
 
-		// The hand-written encoding is valid JSON.
+		// The hand-written text is valid JSON.
 		var members map[string]any
 		if err := json.Unmarshal([]byte(want), &members); err != nil || members["page"] != c.Page {
 			t.Errorf("%s reads as %v, %v", want, members, err)

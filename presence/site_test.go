@@ -22,16 +22,16 @@ func TestNames(t *testing.T) {
 		}
 
 		if len(name) > presence.MaxName {
-			t.Fatalf("a name of %d bytes", len(name))
+			t.Fatalf("the name has %d bytes, which is too long", len(name))
 		}
 		if err := presence.CheckName(name); err != nil {
 			t.Fatalf("%q: %v", name, err)
 		}
 		if presence.TotalOf(name) != site.Qualify("*") {
-			t.Fatalf("all of %q are counted as %q", name, presence.TotalOf(name))
+			t.Fatalf("the total for %q is %q, want that of its site", name, presence.TotalOf(name))
 		}
 
-		// A topic has one text form between processes, and is in the bucket of the name.
+		// The text of a topic is parsed to the same topic, which is in the bucket of its name.
 		topic := presence.CountTopic(name)
 		read, err := presence.ParseTopic(topic.String())
 		sameBucket := topic.Bucket(64) == presence.Bucket(name, 64)
@@ -48,7 +48,7 @@ func TestNames(t *testing.T) {
 		ofOther := presence.HasPrefix(name, other.Qualify(""))
 		ofThis := presence.HasPrefix(other.Qualify(key), site.Qualify(prefix))
 		if ofOther || ofThis {
-			t.Fatalf("%q and %q have a prefix in common", name, other.Qualify(key))
+			t.Fatalf("%q begins with a prefix of another site's %q", name, other.Qualify(key))
 		}
 	})
 }
@@ -57,7 +57,7 @@ func TestNames(t *testing.T) {
 func TestNoKeyIsAName(t *testing.T) {
 	name := presence.SiteOf("shop").Qualify("p")
 	if presence.CheckPage(name) == nil || presence.CheckReadable(name) == nil {
-		t.Errorf("%q passes as a page", name)
+		t.Errorf("CheckPage accepts %q", name)
 	}
 
 	for _, name := range []string{
@@ -65,7 +65,7 @@ func TestNoKeyIsAName(t *testing.T) {
 		"\x1f" + strings.Repeat("s", 33) + "\x1fp", "\x1fa\x1fb\x1fp",
 	} {
 		if presence.CheckName(name) == nil {
-			t.Errorf("%q passes as the name of a page", name)
+			t.Errorf("%q is accepted as the name of a page", name)
 		}
 	}
 }
@@ -84,7 +84,7 @@ func TestParseSite(t *testing.T) {
 
 	for _, name := range []string{"", "A", "a.b", "a b", "é", "*", strings.Repeat("a", 33), "\x1f"} {
 		if _, err := presence.ParseSite(name); err == nil {
-			t.Errorf("%q passes", name)
+			t.Errorf("the site %q is accepted, want an error", name)
 		}
 	}
 }

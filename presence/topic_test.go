@@ -29,7 +29,7 @@ func TestTopicsAsText(t *testing.T) {
 		"count/A b/p", "count//a\nb", "count//a\xff", "count//" + strings.Repeat("k", 513),
 	} {
 		if topic, err := presence.ParseTopic(s); err == nil {
-			t.Errorf("%q is read as %+v", s, topic)
+			t.Errorf("%q is accepted as %+v", s, topic)
 		}
 	}
 }
@@ -43,7 +43,7 @@ func TestInvalidUpdates(t *testing.T) {
 	for _, value := range []string{"a\nb", "\xff", strings.Repeat("v", 1025)} {
 		u.Value = value
 		if u.Check() == nil {
-			t.Errorf("the value %q passes", value)
+			t.Errorf("the value %q is accepted", value)
 		}
 	}
 }
@@ -56,14 +56,14 @@ func TestBucketsOfTopics(t *testing.T) {
 	for _, key := range []string{"p", "another page", "ページ"} {
 		// Within a site, all kinds of a key share a bucket.
 		if at("", "a", key) != at("", "b", key) || at("s", "a", key) != at("s", "b", key) {
-			t.Errorf("topics of %q are in buckets of their own", key)
+			t.Errorf("the topics of %q on one site are in different buckets", key)
 		}
 
 		if at("", "a", key) != presence.Bucket(key, 1<<30) {
 			t.Errorf("%q is not in the bucket of the page", key)
 		}
 		if at("", "a", key) == at("s", "a", key) {
-			t.Errorf("%q is in one bucket for all sites", key)
+			t.Errorf("%q has the same bucket on two sites", key)
 		}
 	}
 }
@@ -84,7 +84,7 @@ func TestCountsAsUpdates(t *testing.T) {
 
 	topic := presence.CountTopic("p")
 	if c, ok := presence.CountOf(presence.Update{Topic: topic}); !ok || c != (presence.Count{Page: "p"}) {
-		t.Errorf("nothing is read as %+v, %v", c, ok)
+		t.Errorf("an update without a value is read as %+v, %v", c, ok)
 	}
 
 	for _, value := range []string{"x", "1", "-1 0", "1 x", "1 -1", " "} {
@@ -95,6 +95,6 @@ func TestCountsAsUpdates(t *testing.T) {
 
 	topic.Kind = presence.KindOf("level")
 	if c, ok := presence.CountOf(presence.Update{Topic: topic, Value: "1 0"}); ok {
-		t.Errorf("another kind is read as %+v", c)
+		t.Errorf("an update of another kind is read as %+v", c)
 	}
 }

@@ -33,7 +33,7 @@ func TestCheckUnicode(t *testing.T) {
 		`"\ud83d`:                     false,
 	} {
 		if err := presence.CheckUnicode([]byte(text)); (err == nil) != good {
-			t.Errorf("%s: %v", text, err)
+			t.Errorf("%s gives %v, want the opposite", text, err)
 		}
 	}
 }

@@ -34,13 +34,12 @@ func TestUsersAsText(t *testing.T) {
 
 	for _, bad := range []string{"", "A", "AAAAAAAAAAAAAAAAAAAAAAA", "AAAAAAAAAAAAAAAAAAAAA*"} {
 		if _, err := ParseUser(bad); err == nil {
-			t.Errorf("%q is a user", bad)
+			t.Errorf("%q is accepted as a user", bad)
 		}
 	}
 }
 
-// Whatever is stored, an unread count is not negative, and is no more than what others
-// have changed.
+// Whatever is stored, an unread number is not negative, and not more than what others have changed.
 func TestUnreadIsBounded(t *testing.T) {
 	number := rapid.Int64Range(0, 5)
 	rapid.Check(t, func(t *rapid.T) {
@@ -48,13 +47,13 @@ func TestUnreadIsBounded(t *testing.T) {
 		l := Level{Incarnation: uint64(number.Draw(t, "of level")), All: number.Draw(t, "all")}
 		o := Own{Changes: number.Draw(t, "own")}
 		if n := f.Unread(l, o); n < 0 || n > max(l.All-o.Changes, 0) {
-			t.Errorf("%+v of %+v, %+v: %d", f, l, o, n)
+			t.Errorf("%+v of %+v, %+v gives %d", f, l, o, n)
 		}
 	})
 }
 
-// A page that lost its last changes goes on with those it has left. Whoever had seen more has seen
-// no change that came after that.
+// A page that has lost its last changes continues with those that it still has. A user who had seen more has seen no
+// change after them.
 func TestAFollowOfAnEarlierIncarnation(t *testing.T) {
 	for _, tc := range []struct {
 		name                    string

@@ -11,14 +11,14 @@ import (
 	"headcount/webhook"
 )
 
-// pair is two processes that change a counter and judge it, a through a store and counters of its own.
+// pair has two processes that change a counter and judge it. Process a uses its own store and counters.
 type pair struct {
 	*world
 	a, b *webhook.Service
 	endA func()
 }
 
-// withPair runs a test with a pair of processes. Through wraps what a has.
+// withPair runs a test with a pair of processes. Through may wrap the store and counters of a.
 func withPair(t *testing.T, through func(*world), test func(*pair)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -41,7 +41,7 @@ func withPair(t *testing.T, through func(*world), test func(*pair)) {
 	})
 }
 
-// add has a process change the counter, and waits.
+// add makes a process change the counter, and waits.
 func (p *pair) add(by *webhook.Service, n int64, then time.Duration) {
 	p.t.Helper()
 	rule := counter.BuiltinRules().Of("*")
@@ -55,7 +55,7 @@ func (p *pair) add(by *webhook.Service, n int64, then time.Duration) {
 	time.Sleep(then)
 }
 
-// farStore is a store that a process does not reach now and then, or that resets states late.
+// farStore is a store that a process sometimes cannot reach, or that resets states late.
 type farStore struct {
 	webhook.Store
 	away   atomic.Bool
@@ -73,8 +73,8 @@ func (f *farStore) Report(ctx context.Context, changes []webhook.Change) ([]stri
 	return f.Store.Report(ctx, changes)
 }
 
-// A process that could not report a counter looks at it again when it can: others may have reported it, and it may have
-// fallen since.
+// A process could not report a counter. As soon as it can, it reads the counter again: others may have reported it, and
+// it may have fallen.
 func TestAnOldValueOfACounterIsNotReported(t *testing.T) {
 	var far farStore
 	withPair(t, func(w *world) { far.Store, w.store = w.store, &far }, func(p *pair) {
@@ -93,7 +93,7 @@ func TestAnOldValueOfACounterIsNotReported(t *testing.T) {
 	})
 }
 
-// A counter passes the threshold when another process has read that it is back, and has not reported that yet.
+// A counter passes its threshold when another process has read that it fell, and has not reported the fall yet.
 func TestACounterRisesWhileItsFallIsReported(t *testing.T) {
 	far := farStore{resets: time.Second}
 	withPair(t, func(w *world) { far.Store, w.store = w.store, &far }, func(p *pair) {
@@ -106,7 +106,7 @@ func TestACounterRisesWhileItsFallIsReported(t *testing.T) {
 	})
 }
 
-// A process ends after a counter fell, and before it has lasted.
+// A process ends after a counter fell, and before the fall has settled. The next process reports it.
 func TestAFallOfACounterOutlivesItsProcess(t *testing.T) {
 	withPair(t, func(*world) {}, func(p *pair) {
 		p.add(p.a, 101, 2*settle)
@@ -120,7 +120,7 @@ func TestAFallOfACounterOutlivesItsProcess(t *testing.T) {
 	})
 }
 
-// A counter that was back for a moment, twice, was not back for Settle.
+// A counter falls twice, each time for a moment. Neither fall settles.
 func TestACounterIsBackForMoments(t *testing.T) {
 	withPair(t, func(*world) {}, func(p *pair) {
 		p.add(p.a, 101, 2*settle)
@@ -134,7 +134,7 @@ func TestACounterIsBackForMoments(t *testing.T) {
 	})
 }
 
-// farCounters are counters of which none can be read now and then, because one of two servers is away.
+// farCounters are counters that sometimes cannot be read, because one of two servers is away.
 type farCounters struct {
 	counter.Store
 	away atomic.Bool
@@ -150,7 +150,7 @@ func (f *farCounters) Read(
 	return f.Store.Read(ctx, keys, member, lag)
 }
 
-// A counter that cannot be read has no value, so it is not below the threshold.
+// A counter that cannot be read has no value, so it is not below its threshold.
 func TestACounterThatCannotBeReadIsNotBack(t *testing.T) {
 	var far farCounters
 	withPair(t, func(w *world) { far.Store, w.counters = w.counters, &far }, func(p *pair) {

@@ -78,15 +78,15 @@ func TestParse(t *testing.T) {
 
 	one := "page:p=http://r.test"
 	if _, err := Parse([]string{one, one}, sites); err == nil || !strings.Contains(err.Error(), "is a duplicate") {
-		t.Errorf("twice: %v", err)
+		t.Errorf("the same hook twice gives %v", err)
 	}
 	if _, err := Parse(make([]string, MaxHooks+1), sites); err == nil ||
 		!strings.Contains(err.Error(), "more than 32") {
-		t.Errorf("too many: %v", err)
+		t.Errorf("too many hooks give %v", err)
 	}
 }
 
-// TestSign has the example of Standard Webhooks.
+// TestSign uses the example of Standard Webhooks.
 func TestSign(t *testing.T) {
 	key, err := ParseSecret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
 	if err != nil {
@@ -96,11 +96,11 @@ func TestSign(t *testing.T) {
 	const want = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 	if got := Sign([][]byte{key}, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330,
 		[]byte(`{"test": 2432232314}`)); got != want {
-		t.Errorf("%s, want %s", got, want)
+		t.Errorf("the signature is %s, want %s", got, want)
 	}
 	if got := Sign([][]byte{key, key}, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330,
 		[]byte(`{"test": 2432232314}`)); got != want+" "+want {
-		t.Errorf("by two keys: %s", got)
+		t.Errorf("with two keys the signature is %s, want both", got)
 	}
 
 	for _, bad := range []string{
@@ -108,7 +108,7 @@ func TestSign(t *testing.T) {
 		"whsec_" + strings.Repeat("A", 88),
 	} {
 		if _, err := ParseSecret(bad); err == nil || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%q: %v", bad, err)
+			t.Errorf("the secret %q gives %v, want an error in one line", bad, err)
 		}
 	}
 }

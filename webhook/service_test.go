@@ -33,15 +33,15 @@ const settle = 5 * time.Second
 
 var keys = [][]byte{[]byte("a key of twenty-four bytes")}
 
-// receiver is the other side of HTTP. It notes what it takes.
+// receiver is the server that receives messages. It notes what it accepts.
 type receiver struct {
 	t *testing.T
 
 	mu       sync.Mutex
-	status   int // of its answers; 0: it takes requests and never answers
+	status   int // of its answers; 0: it accepts requests and does not answer
 	messages map[string]string
 	attempts int
-	events   []string        // in their order: type, page or counter, number
+	events   []string        // in order of arrival: type, page or counter, number
 	taken    map[string]bool // ids of events
 	all      []webhook.Event
 }
@@ -58,10 +58,10 @@ func (r *receiver) RoundTrip(req *http.Request) (*http.Response, error) {
 	id := req.Header.Get("Webhook-Id")
 	at, _ := strconv.ParseInt(req.Header.Get("Webhook-Timestamp"), 10, 64)
 	if at != time.Now().Unix() || req.Header.Get("Webhook-Signature") != webhook.Sign(keys, id, at, body) {
-		r.t.Errorf("the signature does not fit: %v", req.Header)
+		r.t.Errorf("the signature is wrong: %v", req.Header)
 	}
 	if was, again := r.messages[id]; again && was != string(body) {
-		r.t.Errorf("%s came as %s and as %s", id, was, body)
+		r.t.Errorf("message %s was first %s and is now %s", id, was, body)
 	}
 
 	r.messages[id] = string(body)
@@ -87,7 +87,7 @@ func (r *receiver) RoundTrip(req *http.Request) (*http.Response, error) {
 
 	for _, e := range m.Data.Events {
 		if r.taken[e.ID] {
-			r.t.Errorf("%s came twice", e.ID)
+			r.t.Errorf("event %s came in two messages", e.ID)
 		}
 
 		r.taken[e.ID] = true
@@ -117,7 +117,7 @@ func (r *receiver) answers(status int) {
 	r.status = status
 }
 
-// tried is how many messages there were, and attempts.
+// tried returns how many messages there were, and how many attempts.
 func (r *receiver) tried() (messages, attempts int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -125,7 +125,7 @@ func (r *receiver) tried() (messages, attempts int) {
 	return len(r.messages), r.attempts
 }
 
-// want is everything that came since the last want, in any order.
+// want requires exactly these events since the last want, in any order.
 func (r *receiver) want(events ...string) {
 	r.t.Helper()
 	synctest.Wait()
@@ -137,13 +137,13 @@ func (r *receiver) want(events ...string) {
 	slices.Sort(r.events)
 
 	if !slices.Equal(events, r.events) {
-		r.t.Fatalf("told\n%s\nwant\n%s", strings.Join(r.events, "\n"), strings.Join(events, "\n"))
+		r.t.Fatalf("the receiver got\n%s\nwant\n%s", strings.Join(r.events, "\n"), strings.Join(events, "\n"))
 	}
 
 	r.events = nil
 }
 
-// house is the counts of pages, as a store has them.
+// house has the counts of pages, like a store.
 type house struct {
 	mu      sync.Mutex
 	counts  map[string]presence.Count
@@ -186,7 +186,7 @@ func (h *house) put(page string, users int64, stale bool) []presence.Update {
 	return []presence.Update{c.Update()}
 }
 
-// world is one receiver, and the counts and the outbox that services share.
+// world has one receiver, and the counts and the outbox that services share.
 type world struct {
 	t *testing.T
 	*receiver
@@ -195,7 +195,7 @@ type world struct {
 	store    webhook.Store
 	hooks    []*webhook.Hook
 	counters counter.Store
-	registry *prometheus.Registry // of the service started last
+	registry *prometheus.Registry // of the service that was started last
 	service  *webhook.Service
 }
 
@@ -238,7 +238,7 @@ func (w *world) start() (stop func()) {
 	return func() { cancel(); <-done }
 }
 
-// set sets a count, and waits until events that are due at once are sent.
+// set sets a count, and waits until events that are due at once have been sent.
 func (w *world) set(page string, users int64) {
 	w.service.Received(w.put(page, users, false))
 	time.Sleep(3 * time.Second)
@@ -291,7 +291,7 @@ func TestPages(t *testing.T) {
 		time.Sleep(2 * settle)
 		w.want()
 
-		// A stale count is ignored until it is not stale any more.
+		// A stale count is ignored until it is no longer stale.
 		w.service.Received(w.put("p/1", 0, true))
 		time.Sleep(2 * settle)
 		w.want()
@@ -300,7 +300,7 @@ func TestPages(t *testing.T) {
 		time.Sleep(2 * settle)
 		w.want("page.vacated p/1 0")
 
-		// A threshold is reported again after the count was below it for Settle.
+		// A threshold is reported again only after the count was below it for Settle.
 		w.set("p/1", 3)
 		w.want("page.occupied p/1 3", "page.over p/1 3")
 		w.set("p/1", 2)
@@ -333,7 +333,7 @@ func TestPeaks(t *testing.T) {
 		time.Sleep(time.Second)
 		w.put("q", 0, false)
 		stop()
-		stop = w.start() // peaks that were not reported yet are found again, if they last
+		stop = w.start() // the next process finds peaks that were not reported, if they last
 		time.Sleep(2 * settle)
 		w.set("p", 3)
 
@@ -349,7 +349,7 @@ func TestPeaks(t *testing.T) {
 		w.want("page.peak p 3")
 
 		if reported, err := w.store.Reported(t.Context(), w.hooks[0].ID); err != nil || len(reported) != 1 {
-			t.Errorf("an empty page is remembered: %v, %v", reported, err)
+			t.Errorf("an empty page is still remembered: %v, %v", reported, err)
 		}
 	})
 }
@@ -360,7 +360,7 @@ func TestEveryCount(t *testing.T) {
 		stop := w.start()
 		defer func() { stop() }()
 
-		// The first change is told at once, and of those within the interval the last at its end.
+		// The first change is reported at once. Of those within the interval the last is reported at its end.
 		w.put("other", 1, false)
 		w.set("p/1", 1)
 		w.want("page.count p/1 1")
@@ -370,7 +370,7 @@ func TestEveryCount(t *testing.T) {
 		time.Sleep(4 * time.Second)
 		w.want("page.count p/1 3")
 
-		// What did not last is not told, and what is old is not.
+		// A count that did not last, or is old, is not reported.
 		w.set("p/1", 4)
 		w.set("p/1", 3)
 		time.Sleep(10 * time.Second)
@@ -382,7 +382,7 @@ func TestEveryCount(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		w.want()
 
-		// A stale count waits, and the next process goes on where this one ends.
+		// A stale count waits, and the next process continues where this one ends.
 		w.service.Received(w.put("p/1", 2, true))
 		time.Sleep(20 * time.Second)
 		w.want()
@@ -397,26 +397,26 @@ func TestEveryCount(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		w.want("page.count p/1 8")
 
-		// So is the return to 0, after which nothing is remembered.
+		// The return to 0 is reported as well, and then nothing is remembered.
 		w.set("p/1", 0)
 		w.set("p/2", 0)
 		time.Sleep(20 * time.Second)
 		w.want("page.count p/1 0", "page.count p/2 0")
 		if reported, err := w.store.Reported(t.Context(), w.hooks[0].ID); err != nil || len(reported) != 0 {
-			t.Errorf("empty pages are remembered: %v, %v", reported, err)
+			t.Errorf("empty pages are still remembered: %v, %v", reported, err)
 		}
 	})
 }
 
-// However often counts change, and whichever process sees it: at most one event of a page and interval, each newer than
-// the one before, and the last has the last count.
+// However often counts change, and whichever process notices: there is at most one event of a page in each interval,
+// each is newer than the one before, and the last has the last count.
 func TestEveryCountIsThrottled(t *testing.T) {
 	const every = 5 * time.Second
 	for seed := range uint64(3) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, "count:*@5s=http://r.test/")
 			stop := w.start()
-			other := *w // serves everything, too, as for a moment while a bucket moves, and sends nothing
+			other := *w // also serves everything, as for a moment while a bucket moves, but does not send
 			other.receiver = &receiver{t: t, messages: map[string]string{}}
 			stopOther := other.start()
 			random := rand.New(rand.NewPCG(seed, 0))
@@ -455,14 +455,14 @@ func TestEveryCountIsThrottled(t *testing.T) {
 
 			for _, page := range pages {
 				if got := last[page]; *got.Count != w.counts[page].Users {
-					t.Errorf("%s was told to have %d, and has %d", page, *got.Count, w.counts[page].Users)
+					t.Errorf("the last event of %s has %d users, want %d", page, *got.Count, w.counts[page].Users)
 				}
 			}
 		})
 	}
 }
 
-// A process that takes over reports changes that no process saw, and does not repeat others.
+// A process that takes over reports changes that no process noticed, and does not repeat others.
 func TestTakeover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "page:*=http://r.test/")
@@ -490,7 +490,7 @@ func TestTakeover(t *testing.T) {
 	})
 }
 
-// unsure is a store that makes changes, but whose first answers are lost.
+// unsure is a store that makes changes, but loses its first answers.
 type unsure struct {
 	webhook.Store
 	mu   sync.Mutex
@@ -510,7 +510,7 @@ func (u *unsure) Report(ctx context.Context, changes []webhook.Change) ([]string
 	return reported, dropped, err
 }
 
-// A step whose answer is lost is made once, and later changes are reported.
+// A step whose answer is lost takes effect once, and later changes are reported.
 func TestLostAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "page:*=http://r.test/")
@@ -527,7 +527,7 @@ func TestLostAnswers(t *testing.T) {
 	})
 }
 
-// Events of a process that was away for days are tried before they are dropped.
+// Events of a process that was away for days are tried once before they are dropped.
 func TestOldEventsAreTried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "page:*=http://r.test/")
@@ -548,11 +548,11 @@ func TestOldEventsAreTried(t *testing.T) {
 
 func TestReceivers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "page:*=http://r.test/", "counter:*>1=http://r.test/") // the second one has no events
+		w := newWorld(t, "page:*=http://r.test/", "counter:*>1=http://r.test/") // the second hook has no events
 		stop := w.start()
 		defer func() { stop() }()
 
-		// The first attempts fail in all ways; events gather meanwhile, and the message stays as it is.
+		// The first attempts fail in every way. Events gather meanwhile, and the message does not change.
 		w.answers(0)
 		w.set("a", 1)
 		for i, status := range []int{500, 302, 404, 429} {
@@ -574,10 +574,10 @@ func TestReceivers(t *testing.T) {
 			"page.occupied b3 1")
 
 		if messages, _ := w.tried(); messages != 2 {
-			t.Errorf("%d messages, want that of the first event, and one with the others", messages)
+			t.Errorf("%d messages, want two: of the first event, and of the others", messages)
 		}
 
-		// A message that the receiver refuses is not sent again.
+		// A message that the receiver refuses for good is not sent again.
 		w.answers(http.StatusGone)
 		w.set("c", 1)
 		w.answers(200)
@@ -598,15 +598,15 @@ func TestReceivers(t *testing.T) {
 			t.Errorf("%v events wait, want 2", n)
 		}
 		if n := after - before; n < 23*60/6 || n > 23*60/2 {
-			t.Errorf("%d attempts in 23 hours", n)
+			t.Errorf("%d attempts were made in 23 hours", n)
 		}
 		w.set("e", 1)
 		time.Sleep(2 * time.Hour)
 		w.answers(200)
 		time.Sleep(10 * time.Minute)
-		w.want("page.occupied e 1") // although it was in a batch with one that is too old
+		w.want("page.occupied e 1") // though it was in a batch with one that is too old
 		if n := w.metric("headcount_webhook_dropped_total", "reason", "old"); n != 2 {
-			t.Errorf("%v are counted as too old, want 2", n)
+			t.Errorf("%v events are counted as too old, want 2", n)
 		}
 	})
 }
@@ -627,7 +627,7 @@ func TestOutboxIsBounded(t *testing.T) {
 
 		time.Sleep(3 * time.Second)
 		if events, waiting, err := w.store.Take(t.Context(), w.hooks[0].ID); err != nil || waiting != webhook.MaxQueue {
-			t.Errorf("%d wait, %d at once, %v", waiting, len(events), err)
+			t.Errorf("%d events wait, and %d are returned at once, %v", waiting, len(events), err)
 		}
 
 		w.answers(200)
@@ -635,10 +635,10 @@ func TestOutboxIsBounded(t *testing.T) {
 		synctest.Wait()
 
 		if len(w.events) != webhook.MaxQueue {
-			t.Errorf("%d came, want %d", len(w.events), webhook.MaxQueue)
+			t.Errorf("%d events arrived, want %d", len(w.events), webhook.MaxQueue)
 		}
 		if n := w.metric("headcount_webhook_dropped_total", "reason", "full"); n != more+1-webhook.MaxQueue {
-			t.Errorf("%v are counted as dropped, want %d", n, more+1-webhook.MaxQueue)
+			t.Errorf("%v events are counted as dropped, want %d", n, more+1-webhook.MaxQueue)
 		}
 	})
 }
@@ -682,7 +682,7 @@ func TestCounters(t *testing.T) {
 		add(presence.SiteOf("shop").Qualify("likes:1"), 101)
 		w.want("counter.over likes:1 1002", "shop counter.over likes:1 101")
 
-		// It is reported again after it was below the threshold for Settle, by any process.
+		// After it was below the threshold for Settle, any process reports it again.
 		add("likes:1", -2)
 		add("likes:1", 2)
 		time.Sleep(2 * settle)
@@ -693,7 +693,7 @@ func TestCounters(t *testing.T) {
 		add("likes:1", 2)
 		w.want("counter.over likes:1 1002")
 
-		// A process that ends in order has judged its last changes, also those between two rounds.
+		// A process that ends in order first judges its last changes, also those between two rounds.
 		change("views:2", 1)
 		synctest.Wait()
 		change("likes:2", 101)

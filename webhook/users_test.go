@@ -18,13 +18,13 @@ import (
 	"headcount/webhook"
 )
 
-// crowd is the users who are present, as the owners of their partitions know.
+// crowd has the users who are present, as the owners of their partitions know them.
 type crowd struct {
 	mu        sync.Mutex
 	present   map[presence.User]bool
 	connected map[presence.User]string // to this process, with their names
 	away      bool
-	asked     func() // called after an answer is known and before it is given; may be nil
+	asked     func() // called between the reading of an answer and its return; may be nil
 }
 
 func (c *crowd) Connected() iter.Seq2[presence.User, string] {
@@ -66,7 +66,7 @@ func (c *crowd) set(do func()) {
 	do()
 }
 
-// come has a user on a page, as the gateway and the node notice.
+// come puts a user on a page, and the gateway and the node notice.
 func (w *world) come(u presence.User, name string) {
 	w.crowd.set(func() { w.present[u] = true })
 	w.service.Arrived(u, name)
@@ -77,7 +77,7 @@ func (w *world) leave(u presence.User) {
 	w.service.Departed(u)
 }
 
-// soon is enough for a round, and for the sender.
+// soon is enough time for a round and for the sender.
 const soon = 3 * time.Second
 
 func TestUsers(t *testing.T) {
@@ -98,7 +98,7 @@ func TestUsers(t *testing.T) {
 		time.Sleep(soon)
 		w.want()
 
-		// Who is back within Settle causes no event, and begins it anew by leaving again.
+		// A user who is back within Settle causes no event. By leaving again the user starts a new Settle.
 		w.leave(1)
 		time.Sleep(settle - soon)
 		w.come(1, "ann")
@@ -117,17 +117,17 @@ func TestUsers(t *testing.T) {
 		time.Sleep(soon)
 		w.want("user.online ann")
 
-		w.come(1, "ann") // and leaves before the next round
+		w.come(1, "ann") // ann leaves before the next round
 		w.leave(1)
 		time.Sleep(settle + soon)
 		w.want("user.offline ann")
 		if n := w.metric("headcount_webhook_events_total", "type", webhook.Online); n != 5 {
-			t.Errorf("%v events of users who came", n)
+			t.Errorf("there were %v events user.online, want 5", n)
 		}
 	})
 }
 
-// A user who comes back between the answer of the owner and the report of the departure stays reported as online.
+// A user comes back between the answer of the owner and the report of the departure, and stays reported as online.
 func TestUserReturnsWhileTheDepartureIsJudged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "user:*=http://r.test/")
@@ -143,7 +143,7 @@ func TestUserReturnsWhileTheDepartureIsJudged(t *testing.T) {
 		w.crowd.set(func() {
 			w.asked = func() {
 				w.crowd.set(func() { w.asked = nil })
-				other.come(1, "ann") // reported at once, because other judges nobody else
+				other.come(1, "ann") // reported at once, because the process other judges nobody else
 				time.Sleep(soon)
 			}
 		})
@@ -200,7 +200,7 @@ func (s *suspendedStore) Report(ctx context.Context, changes []webhook.Change) (
 	return s.Store.Report(ctx, changes)
 }
 
-// What was noticed while the store or the owners were away is reported when they are back, once and if it lasts.
+// Changes noticed while the store or the owners are away are reported when they are back, once, and if they last.
 func TestUsersWhileTheStoreIsAway(t *testing.T) {
 	for name, away := range map[string]func(w *world, s *shakyStore, is bool){
 		"store":  func(_ *world, s *shakyStore, is bool) { s.set(is) },
@@ -234,7 +234,7 @@ func TestUsersWhileTheStoreIsAway(t *testing.T) {
 	}
 }
 
-// shakyStore makes a change, or none, and then returns an error.
+// shakyStore makes a change, or does not, and then returns an error in either case.
 type shakyStore struct {
 	webhook.Store
 	mu   sync.Mutex
@@ -260,7 +260,7 @@ func (s *shakyStore) Report(ctx context.Context, changes []webhook.Change) ([]st
 	return reported, dropped, err
 }
 
-// A departure that was noticed by a process that was killed is found by the owner of the hook's bucket.
+// A departure was noticed by a process that was killed. The owner of the hook's bucket finds it.
 func TestUserWhomNobodySawLeaving(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "user:*=http://r.test/")
@@ -277,7 +277,7 @@ func TestUserWhomNobodySawLeaving(t *testing.T) {
 		defer func() { stop() }()
 		time.Sleep(time.Minute - time.Second)
 
-		w.crowd.set(func() { delete(w.present, 3) }) // reloads while all users are looked through
+		w.crowd.set(func() { delete(w.present, 3) }) // user 3 reloads during the look through all users
 		time.Sleep(time.Second + settle/2)
 		w.come(3, "cyd")
 		time.Sleep(time.Minute + settle + soon)
@@ -286,17 +286,18 @@ func TestUserWhomNobodySawLeaving(t *testing.T) {
 		stop()
 		w.crowd.set(func() { delete(w.present, 2); delete(w.present, 3) })
 		stop = w.start()
-		w.service.Serve(nil) // another process owns the hook's bucket
+		w.service.Serve(nil) // now another process owns the hook's bucket
 
 		time.Sleep(2*time.Minute + settle + soon)
 		if states, err := w.store.Reported(t.Context(), w.hooks[0].ID); err != nil || len(states) != 2 {
-			t.Errorf("%d users are reported, %v; the process does not own the bucket", len(states), err)
+			t.Errorf("%d users are reported, %v; want none, since the process does not own the bucket",
+				len(states), err)
 		}
 	})
 }
 
-// A user who was timed out while the gateway and the owner were parted, and is counted again without a new arrival, is
-// reported as online again, once. Whoever is reported already costs no change.
+// A user timed out while the links between the gateway and the owner were cut, and is counted again without a new
+// arrival. The user is reported as online once. For a user who is reported already nothing is written.
 func TestUserWhoWasTimedOutIsOnlineAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "user:*=http://r.test/", "user:ann=http://r.test/")
@@ -304,7 +305,7 @@ func TestUserWhoWasTimedOutIsOnlineAgain(t *testing.T) {
 		other.store, other.receiver, other.crowd, other.hooks = w.store, w.receiver, w.crowd, w.hooks
 		defer w.start()()
 		defer other.start()()
-		other.service.Serve(nil) // one process sends, and both look
+		other.service.Serve(nil) // one process sends, and both scan
 
 		w.come(1, "ann")
 		w.come(2, "bob")
@@ -314,7 +315,7 @@ func TestUserWhoWasTimedOutIsOnlineAgain(t *testing.T) {
 		w.want("user.online ann", "user.online ann", "user.online bob")
 		bob := w.stateOf(2)
 
-		w.leave(1) // as the owner decides
+		w.leave(1) // as the owner decided
 		time.Sleep(5 * time.Minute)
 		w.want("user.offline ann", "user.offline ann")
 
@@ -325,7 +326,7 @@ func TestUserWhoWasTimedOutIsOnlineAgain(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		w.want()
 		if w.stateOf(2) != bob {
-			t.Error("the state of a user who stayed was written again")
+			t.Error("the state of a user who was reported already was written again")
 		}
 	})
 }
@@ -341,7 +342,7 @@ func (w *world) stateOf(u presence.User) string {
 	return states[fmt.Sprintf("%016x", uint64(u))]
 }
 
-// All users of a gateway may be timed out at once. They take no places from those who come and leave meanwhile.
+// All users of a gateway may time out at once. They take no places from users who come and leave meanwhile.
 func TestManyUsersWhoWereTimedOutAreOnlineAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "user:*=http://r.test/")
@@ -370,15 +371,15 @@ func TestManyUsersWhoWereTimedOutAreOnlineAgain(t *testing.T) {
 		w.receiver.mu.Lock()
 		defer w.receiver.mu.Unlock()
 		if len(w.events) != all {
-			t.Errorf("%d of %d are reported as online", len(w.events), all)
+			t.Errorf("%d of %d users are reported as online", len(w.events), all)
 		}
 		if n := w.metric("headcount_webhook_left_out_total", "kind", "user"); n != 0 {
-			t.Errorf("%v users are left out", n)
+			t.Errorf("%v users are left out, want none", n)
 		}
 	})
 }
 
-// The store has no ids of users, and events whose secret is gone are dropped.
+// The store has no readable ids of users. Events whose secret is gone are dropped.
 func TestUsersAreSealed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "user:*=http://r.test/")
@@ -394,14 +395,14 @@ func TestUsersAreSealed(t *testing.T) {
 		}
 		all := fmt.Sprint(states, events)
 		if len(states) != 1 || len(events) != 1 || strings.Contains(all, "ann") {
-			t.Errorf("the store has %s", all)
+			t.Errorf("the store has %s, want one state and one event without the name", all)
 		}
 
 		stop()
 		w.answers(204)
 		keys := slices.Clone(keys)
 		defer func(were [][]byte) { setKeys(were) }(keys)
-		setKeys([][]byte{[]byte("another key of 24 bytes.."), keys[0]}) // rotated
+		setKeys([][]byte{[]byte("another key of 24 bytes.."), keys[0]}) // the secrets were rotated
 		stop = w.start()
 		time.Sleep(soon)
 		w.want("user.online ann.of.the.clear")
@@ -410,11 +411,11 @@ func TestUsersAreSealed(t *testing.T) {
 		setKeys([][]byte{[]byte("a third key of 24 bytes...")})
 		stop = w.start()
 		defer func() { stop() }()
-		w.leave(1) // nobody knows who that was
+		w.leave(1) // the user's id can no longer be read
 		time.Sleep(settle + soon)
 		w.want()
 		if n := w.metric("headcount_webhook_dropped_total", "reason", "sealed"); n != 1 {
-			t.Errorf("%v departures are dropped", n)
+			t.Errorf("%v departures were dropped, want 1", n)
 		}
 
 		w.answers(503)
@@ -428,14 +429,14 @@ func TestUsersAreSealed(t *testing.T) {
 
 		w.want()
 		if n := w.metric("headcount_webhook_dropped_total", "reason", "sealed"); n != 1 {
-			t.Errorf("%v events are dropped", n)
+			t.Errorf("%v events were dropped, want 1", n)
 		}
 	})
 }
 
 func setKeys(to [][]byte) { keys = to }
 
-// A mass departure is more than the outbox and than one question may have.
+// More users leave at once than the outbox has room for, and than one question may name.
 func TestManyUsersLeaveAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "user:*=http://r.test/")
@@ -453,9 +454,9 @@ func TestManyUsersLeaveAtOnce(t *testing.T) {
 		}
 
 		time.Sleep(settle + soon)
-		const over = 2*all - webhook.MaxQueue // or up to a batch more, if one was frozen
+		const over = 2*all - webhook.MaxQueue // or up to a batch more, if one was under way
 		if n := w.metric("headcount_webhook_dropped_total", "reason", "full"); n < over || n > over+webhook.MaxBatch {
-			t.Errorf("%v events are dropped", n)
+			t.Errorf("%v events were dropped, want %d, or up to a batch more", n, over)
 		}
 
 		w.answers(204)
@@ -470,7 +471,7 @@ func TestManyUsersLeaveAtOnce(t *testing.T) {
 			}
 		}
 		if left != all {
-			t.Errorf("%d of %d are reported as offline", left, all)
+			t.Errorf("%d of %d users are reported as offline", left, all)
 		}
 	})
 }

@@ -32,6 +32,6 @@ func TestSecretsRotateAroundAKey(t *testing.T) {
 
 	seals[hashkey.ID(second)] = seals[hashkey.ID(first)]
 	if _, err := hashkey.Open([][]byte{second}, seals); err == nil {
-		t.Fatal("the seal of another secret was opened")
+		t.Fatal("a seal was opened with another secret")
 	}
 }

@@ -145,7 +145,7 @@ type numbered struct {
 	op             Op
 }
 
-// wholes returns, for each beat with a stream, up to which number the stream is complete.
+// wholes returns the streams in the beats that are complete, and up to which number.
 func wholes(beats []*Beat) map[[3]uint64]bool {
 	all := map[[3]uint64]bool{}
 	for _, b := range beats {
@@ -156,7 +156,7 @@ func wholes(beats []*Beat) map[[3]uint64]bool {
 	return all
 }
 
-// said returns the operations and users in the beats, however they are divided into datagrams.
+// said returns the operations and live users in the beats, however they are divided among datagrams.
 func said(t rapid.TB, beats []*Beat) (ops []numbered, alive map[int][]presence.User) {
 	t.Helper()
 	alive = map[int][]presence.User{}
@@ -204,7 +204,7 @@ func beatsComeBack(t *rapid.T) {
 func repliesComeBack(t *rapid.T) {
 	replies := rapid.SliceOfN(genReply, 0, 5).Draw(t, "replies")
 	for i, r := range replies {
-		r.Stream = uint64(i + 1) // so that the parts of a reply can be recognized
+		r.Stream = uint64(i + 1) // identifies the parts of a reply
 	}
 
 	k := keys(t, "secret")
@@ -224,14 +224,14 @@ func repliesComeBack(t *rapid.T) {
 
 		whole := got[len(got)-1]
 		if whole.Acked != 0 || whole.Reset || whole.Ask {
-			t.Fatal("something follows the part that acknowledges")
+			t.Fatal("a part follows the one that acknowledges")
 		}
 		whole.Acked = part.Acked
 		whole.Reset = part.Reset
 		whole.Ask = part.Ask
 		whole.Counted = part.Counted
 
-		// Every part has this number, because its counts are only valid with it.
+		// Every part has this number, without which its counts mean nothing.
 		if want := replies[part.Stream-1].Counted; part.Counted != want {
 			t.Fatalf("a part has counts that include the joins up to %d, want %d", part.Counted, want)
 		}
@@ -241,7 +241,7 @@ func repliesComeBack(t *rapid.T) {
 	}
 
 	if len(got) != len(replies) {
-		t.Fatalf("%d replies of %d", len(got), len(replies))
+		t.Fatalf("got %d replies, want %d", len(got), len(replies))
 	}
 	for i, want := range replies {
 		if !slices.Equal(want.Counts, got[i].Counts) || !slices.Equal(want.Unknown, got[i].Unknown) {
@@ -286,7 +286,7 @@ func TestDatagramsAreFull(t *testing.T) {
 	perUser := float64(size) / 5000
 	t.Logf("%.2f bytes for each of the living", perUser)
 	if perUser > 8.8 {
-		t.Errorf("%.2f bytes for each of the living", perUser)
+		t.Errorf("a live user costs %.2f bytes", perUser)
 	}
 
 	var joins []*Beat
@@ -298,7 +298,7 @@ func TestDatagramsAreFull(t *testing.T) {
 	}
 
 	if n := len(packBeats(t, e, joins...)); n > 4 {
-		t.Errorf("100 joins in %d datagrams", n)
+		t.Errorf("100 joins need %d datagrams", n)
 	}
 
 	var replies []*Reply
@@ -307,7 +307,7 @@ func TestDatagramsAreFull(t *testing.T) {
 	}
 
 	if n := len(packReplies(t, e, replies...)); n > 3 {
-		t.Errorf("100 acknowledgements in %d datagrams", n)
+		t.Errorf("100 acknowledgements need %d datagrams", n)
 	}
 }
 
@@ -328,7 +328,7 @@ func TestGraceIsRoundedUp(t *testing.T) {
 	}
 }
 
-// resign signs a datagram again that a test has changed.
+// resign signs a datagram again after a test has changed it.
 func resign(k *seal.Keys, p []byte) []byte {
 	p = p[:len(p)-seal.Size]
 	binary.LittleEndian.PutUint16(p[4:], uint16(len(p)+seal.Size))
@@ -400,7 +400,7 @@ func TestRefusals(t *testing.T) {
 			}
 
 			if tc.want != nil && len(r.beats) > 0 {
-				t.Error("it was refused, and taken")
+				t.Error("the refused datagram was delivered")
 			}
 		})
 	}
@@ -418,8 +418,8 @@ func TestUserOfAnotherPartitionIsRefused(t *testing.T) {
 	}
 }
 
-// TestAge: the receiver knows how long a list of live users was in transit, unless the sender is of a release that uses
-// its own clock.
+// TestAge: the receiver knows how long a list of live users was in transit, unless its sender is of an older release,
+// which uses its own clock.
 func TestAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := keys(t, "secret")
@@ -501,17 +501,17 @@ func TestFormatCanGrow(t *testing.T) {
 			for _, n := range list {
 				got = append(got, n.number)
 				if n.op != (Op{Kind: Join, User: 9, Page: "p"}) {
-					t.Errorf("op %+v", n.op)
+					t.Errorf("got op %+v, want the join of user 9 on p", n.op)
 				}
 			}
 
 			if !slices.Equal(got, tc.want) {
-				t.Errorf("ops %v, want %v", got, tc.want)
+				t.Errorf("got ops %v, want %v", got, tc.want)
 			}
 		})
 	}
 
-	// A reply may grow as well: in each of its counts, and at its end.
+	// A reply may grow as well, in each of its counts and at its end.
 	r := newReceiver(t, "to:1", k)
 	count := []byte{0, 1, 'p', 5, 0, 1, 2, 99, 99}
 	body := append([]byte{9, 1, 4, 0x81, 1, 0, byte(len(count))}, count...)
@@ -528,7 +528,7 @@ func TestFormatCanGrow(t *testing.T) {
 	}
 
 	if !reflect.DeepEqual(r.replies, []*Reply{want}) {
-		t.Errorf("reply %+v", r.replies)
+		t.Errorf("got the replies %+v", r.replies)
 	}
 }
 
@@ -545,7 +545,7 @@ func TestTableIsTold(t *testing.T) {
 func TestDecodingAllocatesLittle(t *testing.T) {
 	k := keys(t, "s")
 	e := NewEncoder(from, "to:1", k, 0)
-	// The receiver of other tests keeps what it gets. This one does not, so that only the decoder allocates.
+	// Unlike that of other tests this receiver keeps nothing, so that only the decoder allocates.
 	d, err := NewDecoder(DecoderConfig{Name: "to:1", Partitions: partitions, Keys: k, OnBeat: onBeat(func(*Beat) {})})
 	if err != nil {
 		t.Fatal(err)
@@ -566,7 +566,7 @@ func TestDecodingAllocatesLittle(t *testing.T) {
 	})
 
 	if n > 2 {
-		t.Errorf("%.1f allocations for a datagram", n)
+		t.Errorf("%.1f allocations for a datagram, want 2 or few more", n)
 	}
 }
 
@@ -625,7 +625,7 @@ func FuzzRecords(f *testing.F) {
 		r := newReceiver(t, "to:1", k)
 		if err := r.Decode(p); err != nil {
 			if len(r.beats)+len(r.replies) > 0 {
-				t.Fatal("it was refused, and taken")
+				t.Fatal("the refused datagram was delivered")
 			}
 			return
 		}

@@ -35,7 +35,7 @@ func TestServerProbe(t *testing.T) {
 	}
 
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
-	go func() { // ends the probe once its datagram was refused
+	go func() { // ends the probe when its datagram has been refused
 		defer cancel()
 		for ctx.Err() == nil && metric(t, tr, "datagrams_dropped_total", "in key") == 0 {
 			time.Sleep(time.Millisecond)
@@ -43,29 +43,29 @@ func TestServerProbe(t *testing.T) {
 	}()
 
 	if err := heartbeat.Probe(ctx, to, [][]byte{[]byte("a stranger's")}); err == nil {
-		t.Error("a stranger was answered")
+		t.Error("a probe with a foreign secret was answered")
 	}
 	<-ctx.Done()
 	if metric(t, tr, "datagrams_dropped_total", "in key") == 0 {
-		t.Error("the stranger's probe did not come")
+		t.Error("the probe with a foreign secret did not arrive")
 	}
 
-	// An old process does not answer, and neither does a firewall.
+	// A process of an older release does not answer, and neither does a firewall.
 	deaf := listen()
 	defer deaf.Close()
 	soon, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer stop()
 	if err := heartbeat.Probe(soon, deaf.LocalAddr().String(), nil); err == nil {
-		t.Error("who does not answer was heard")
+		t.Error("a probe without an answer returned no error")
 	}
 
 	gone := listen()
 	_ = gone.Close()
 	if err := heartbeat.Probe(t.Context(), gone.LocalAddr().String(), nil); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("nobody is there: %v", err)
+		t.Errorf("a probe of an address without a process returns %v", err)
 	}
 
 	if err := heartbeat.Probe(t.Context(), "192.0.2.1:1", nil); err == nil {
-		t.Error("an unsigned datagram was sent to another machine")
+		t.Error("an unsigned probe of another machine returned no error")
 	}
 }

@@ -38,7 +38,7 @@ type conn struct {
 	addr   addr
 	in     chan []byte
 	closed chan struct{}
-	stuck  chan struct{} // when not nil, writes wait for it
+	stuck  chan struct{} // writes wait until it is closed; nil: they do not wait
 	once   sync.Once
 }
 
@@ -198,27 +198,27 @@ func TestMessagesArrive(t *testing.T) {
 			Source: Source{Gateway: "gw:1", Incarnation: 1}, Partition: 3, Stream: 1, First: 1, Ops: []Op{op},
 		})
 		if b := <-beats; b.Source.Gateway != "gw:1" || b.Partition != 3 || len(b.Ops) != 1 || b.Ops[0] != op {
-			t.Errorf("%+v", b)
+			t.Errorf("the node got the beat %+v", b)
 		}
 
 		nd.SendReply("gw:1", &Reply{Partition: 3, Stream: 1, Acked: 1})
 		if r := <-replies; r.Acked != 1 {
-			t.Errorf("%+v", r)
+			t.Errorf("the gateway got the reply %+v", r)
 		}
 
-		// In the bubble time passes only while everybody waits.
+		// In the bubble time passes only while all goroutines wait.
 		if d := time.Since(began); d != 0 {
-			t.Errorf("it took %s: something waits for no reason", d)
+			t.Errorf("beat and reply took %s, want no time", d)
 		}
 
 		if got := metric(t, gw, "datagrams_total", "out"); got != 1 {
-			t.Errorf("%v datagrams from the gateway", got)
+			t.Errorf("the gateway sent %v datagrams, want 1", got)
 		}
 	})
 }
 
-// TestMessagesArePackedWhileTheNetworkIsSlow: messages that wait for the network are sent together. Beyond the bound
-// they are dropped and counted.
+// TestMessagesArePackedWhileTheNetworkIsSlow: messages that wait for the network are sent together. Those beyond the
+// bound are dropped and counted.
 func TestMessagesArePackedWhileTheNetworkIsSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
@@ -243,13 +243,13 @@ func TestMessagesArePackedWhileTheNetworkIsSlow(t *testing.T) {
 		synctest.Wait()
 
 		if users != 1001 {
-			t.Errorf("%d users of 1001", users)
+			t.Errorf("%d of 1001 users arrived", users)
 		}
 		if got := metric(t, nd, "datagrams_total", "in"); got > 10 {
 			t.Errorf("1001 messages of 8 bytes came in %v datagrams", got)
 		}
 
-		// The network blocks again, and these messages are too large to wait all.
+		// The network blocks again, and there is no room for all of these large messages.
 		slow.stuck = make(chan struct{})
 		many := make([]presence.User, 1<<16)
 		for range 20 {
@@ -258,7 +258,7 @@ func TestMessagesArePackedWhileTheNetworkIsSlow(t *testing.T) {
 		}
 
 		if got := metric(t, gw, "datagrams_dropped_total", "out queue"); got == 0 || got > 12 {
-			t.Errorf("%v messages were dropped", got)
+			t.Errorf("%v messages were dropped, want 1 to 12", got)
 		}
 
 		close(slow.stuck)
@@ -266,7 +266,7 @@ func TestMessagesArePackedWhileTheNetworkIsSlow(t *testing.T) {
 	})
 }
 
-// resolver makes a function a Resolver.
+// resolver is a function that implements Resolver.
 type resolver func(name string) (net.Addr, error)
 
 func (r resolver) Resolve(_ context.Context, name string) (net.Addr, error) { return r(name) }
@@ -303,7 +303,7 @@ func TestAProcessComesBackElsewhere(t *testing.T) {
 		send()
 
 		if got["old:1"] != 1 || got["new:1"] != 1 {
-			t.Errorf("beats arrived: %v", got)
+			t.Errorf("the beats that arrived are %v, want one at each address", got)
 		}
 	})
 }
@@ -333,15 +333,15 @@ func TestWhatIsQueuedIsSentAtTheEnd(t *testing.T) {
 		stopNode()
 
 		if got != 1 {
-			t.Errorf("%d beats arrived", got)
+			t.Errorf("%d beats arrived, want those from before the end", got)
 		}
 		if n := metric(t, gw, "datagrams_dropped_total", "out closed"); n != 1 {
-			t.Errorf("%v dropped after the end", n)
+			t.Errorf("%v messages were dropped after the end, want 1", n)
 		}
 	})
 }
 
-// senders counts the goroutines of transports. The runtime may start others at any time.
+// senders counts the goroutines of transports alone: the runtime may start others at any time.
 func senders() int {
 	stacks := make([]byte, 1<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
@@ -356,7 +356,7 @@ func senders() int {
 	return n
 }
 
-// TestIdleDestinationGoesOn: a destination that was forgotten and is used again is not taken for a replay.
+// TestIdleDestinationGoesOn: a destination that was forgotten, and is used again, is not taken for a replay.
 func TestIdleDestinationGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
@@ -376,22 +376,22 @@ func TestIdleDestinationGoesOn(t *testing.T) {
 
 		for range 5 {
 			gw.SendBeat("nd:1", beatOf("gw:1", 1, 1))
-			// Nobody receives these, which is no reason to keep a goroutine.
+			// Nobody receives these messages. That must not keep a goroutine.
 			gw.SendBeat("nd:2", beatOf("gw:1", 1, 1))
 			synctest.Wait()
-			// Unused destinations are forgotten in this time.
+			// In this time unused destinations are forgotten.
 			time.Sleep(5 * time.Minute)
 		}
 
 		if now := senders(); now > before || before == 0 {
-			t.Errorf("%d goroutines of transports became %d", before, now)
+			t.Errorf("there were %d goroutines of transports, and now %d, want as many", before, now)
 		}
 
 		stop()
 		stopNode()
 
 		if got != 5 {
-			t.Errorf("%d beats of 5", got)
+			t.Errorf("%d of 5 beats arrived", got)
 		}
 	})
 }
@@ -451,7 +451,7 @@ func TestDropsAreCounted(t *testing.T) {
 		}
 
 		if got != 1 {
-			t.Errorf("%d beats taken", got)
+			t.Errorf("%d beats were accepted, want only the good one", got)
 		}
 	})
 }
@@ -479,12 +479,12 @@ func TestAnotherFormat(t *testing.T) {
 		}
 
 		if dropped := metric(t, nd, "datagrams_dropped_total", "in version"); dropped != 3 || got != 0 {
-			t.Errorf("%v dropped, %d taken", dropped, got)
+			t.Errorf("%v datagrams were dropped and %d accepted, want 3 and 0", dropped, got)
 		}
 
 		stop()
 		if n := strings.Count(log.String(), "run the same version everywhere"); n != 1 {
-			t.Errorf("logged %d times:\n%s", n, log.String())
+			t.Errorf("logged %d times, want once:\n%s", n, log.String())
 		}
 	})
 }
@@ -503,7 +503,7 @@ func TestAnotherTableIsNoticed(t *testing.T) {
 
 		nd.SetTable(5)
 
-		// A process without a table has nothing to disagree about.
+		// A process without a table cannot disagree.
 		for _, hash := range []uint64{0, 5, 6} {
 			gw.SetTable(hash)
 			synctest.Wait()
@@ -512,7 +512,7 @@ func TestAnotherTableIsNoticed(t *testing.T) {
 		}
 
 		if len(heard) != 1 || heard[0] != "gw:1 6" {
-			t.Errorf("%q", heard)
+			t.Errorf("the disagreements are %q, want one of gw:1", heard)
 		}
 	})
 }
@@ -522,7 +522,7 @@ type exposed struct{ *conn }
 
 func (exposed) LocalAddr() net.Addr { return &net.UDPAddr{IP: net.IPv4zero, Port: 1} }
 
-// Above all, New refuses to send unsigned datagrams over a network where others can listen.
+// Above all, New refuses to send unsigned datagrams over a network on which others can listen.
 func TestNewRefusesWhatCannotWork(t *testing.T) {
 	var n network
 	for name, cfg := range map[string]Config{
@@ -562,7 +562,7 @@ func loopback(t testing.TB) net.PacketConn {
 	return c
 }
 
-// Datagrams are signed. Those that are not are in TestServerNamesAreResolved.
+// Datagrams are signed here. TestServerNamesAreResolved has unsigned ones.
 func TestServerOverUDP(t *testing.T) {
 	a, b := loopback(t), loopback(t)
 	replies := make(chan *Reply, 1)
@@ -593,12 +593,12 @@ func TestServerOverUDP(t *testing.T) {
 		return len(replies) > 0
 	})
 
-	// Replies to later beats are merged into a reply that still waits.
+	// Replies to later beats are merged into a waiting reply.
 	r := <-replies
 	slices.Sort(r.Unknown)
 	unknown := slices.Compact(r.Unknown)
 	if r.Partition != 1 || !slices.Equal(unknown, []presence.User{1, 1 + 271}) {
-		t.Errorf("%+v", r)
+		t.Errorf("the merged reply is %+v", r)
 	}
 }
 

@@ -23,7 +23,7 @@ type stay struct {
 
 const dayMillis = 24 * 60 * 60 * 1000
 
-// truth is what days must be of these stays at a time, by counting everything.
+// truth computes from all stays what the days must be at a time.
 func truth(stays []stay, from, days, now int64) []minutes.Day {
 	list := make([]minutes.Day, days)
 	for i := range list {
@@ -59,7 +59,7 @@ func truth(stays []stay, from, days, now int64) []minutes.Day {
 	return list
 }
 
-// Over random histories with restarts, days say what counting everything says: person-minutes exactly, up to rounding.
+// In random histories with restarts, the days are those that truth computes: person-minutes exactly, up to rounding.
 func TestDaysOfRandomHistories(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const first = 20_000
@@ -69,7 +69,7 @@ func TestDaysOfRandomHistories(t *testing.T) {
 			from := first*dayMillis + rapid.Int64Range(0, days*dayMillis-1).Draw(t, "from")
 			to := from + rapid.OneOf(rapid.Int64Range(1, 600_000), rapid.Int64Range(1, 3*dayMillis)).Draw(t, "stays")
 			if to%dayMillis == 0 {
-				to++ // whether a user who leaves at midnight was here on the day that begins is no question
+				to++ // a user who leaves exactly at midnight is a case that does not matter
 			}
 			stays = append(stays, stay{presence.User(rapid.Uint64Range(1, 40).Draw(t, "user")), from, to})
 		}
@@ -133,10 +133,10 @@ func TestDaysOfRandomHistories(t *testing.T) {
 		for i, p := range a.Points {
 			w := want[i]
 			if w.At < first+1 && len(list) > 0 && list[0].At > w.At {
-				continue // not asked of the store
+				continue // the question does not include this day
 			}
 			if off := math.Abs(float64(w.Presence)/60_000 - float64(p.PersonMinutes)); off > 0.51 {
-				t.Errorf("day %d has %d person-minutes of %.2f", w.At, p.PersonMinutes, float64(w.Presence)/60_000)
+				t.Errorf("day %d has %d person-minutes, want %.2f", w.At, p.PersonMinutes, float64(w.Presence)/60_000)
 			}
 			if p.Max != w.Max || p.Joins != w.Joins || p.OfDay.Visitors != w.Visitors {
 				t.Errorf("day %d: %+v %+v, want %+v", w.At, p, *p.OfDay, w)
@@ -154,12 +154,12 @@ func TestDaysAreTrimmed(t *testing.T) {
 	c.Trim(20_020)
 	list, err := c.Days(0)
 	if err != nil || len(list) != 10 || list[0].At != 20_020 || list[0].PersonMinutes() != 10 {
-		t.Errorf("%d days, %+v, %v", len(list), list, err)
+		t.Errorf("got %d days, %+v, %v", len(list), list, err)
 	}
 }
 
-// A year and more of 10,000 pages takes 50 MB: the days of a page whose sizes are like those of a real site, where the
-// page at place n has a share of 1/n.
+// A year and more of 10,000 pages takes 50 MB: of pages whose sizes are like those of a real site, where the page at
+// place n has 1/n of the users.
 func TestDaysAreSmall(t *testing.T) {
 	const pages, days = 10_000, 400
 	rnd, bytes := rand.New(rand.NewPCG(1, 2)), 0
@@ -181,7 +181,7 @@ func TestDaysAreSmall(t *testing.T) {
 	t.Logf("%d pages of %d days: %.1f MB, %.1f bytes a day", pages, days, float64(bytes)/1e6,
 		float64(bytes)/pages/days)
 	if bytes > 50e6 {
-		t.Errorf("%d bytes", bytes)
+		t.Errorf("the days take %d bytes, want 50 MB at most", bytes)
 	}
 }
 
@@ -198,12 +198,12 @@ func TestAnswerAsCSV(t *testing.T) {
 	want := "at,max,joins,avg,person_minutes,visitors\r\n" +
 		"2024-10-04T00:00:00Z,3,4,0.01,10,3\r\n2024-10-05T00:00:00Z,1,0,1.00,720,1\r\n"
 	if is := string(a.CSV()); is != want {
-		t.Errorf("%s", is)
+		t.Errorf("the CSV by days is %s", is)
 	}
 
 	byMinute := (minutes.Question{From: 100, To: 101, Step: 1}).Answer("p", nil, 0, noon)
 	if is := string(byMinute.CSV()); is != "at,max,joins\r\n1970-01-01T01:40:00Z,0,0\r\n" {
-		t.Errorf("%s", is)
+		t.Errorf("the CSV by minutes is %s", is)
 	}
 }
 
@@ -215,17 +215,17 @@ func TestDamagedDays(t *testing.T) {
 	open := c.AppendOpen(nil)
 	for i := range past {
 		if _, err := minutes.ParsePast(past[:i]); (err == nil) != (i == 0) {
-			t.Errorf("%d bytes of a day: %v", i, err)
+			t.Errorf("the first %d bytes of a day give %v", i, err)
 		}
 	}
 
 	for i := range len(open) - 1 {
 		if _, err := minutes.ParseCalendar(past, open[:i]); err == nil && i < 6 {
-			t.Errorf("%d bytes of an open day are read", i)
+			t.Errorf("the first %d bytes of an open day were accepted", i)
 		}
 	}
 
 	if text := fmt.Sprint(minutes.AskDays(401*24*time.Hour, 400, noon)); !strings.Contains(text, "400 days") {
-		t.Error(text)
+		t.Errorf("the error is %q, want \"400 days\" in it", text)
 	}
 }

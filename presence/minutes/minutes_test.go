@@ -19,7 +19,7 @@ func TestAsk(t *testing.T) {
 	const day = 24 * time.Hour
 	for name, tc := range map[string]struct {
 		last, step, kept time.Duration
-		want             minutes.Question // zero: refused
+		want             minutes.Question // the zero Question: refused
 	}{
 		"whole steps": {
 			10 * time.Minute, 5 * time.Minute, day, minutes.Question{From: 90, To: 105, Step: 5},
@@ -46,11 +46,11 @@ func TestAskForAsManyPointsAsThereMayBe(t *testing.T) {
 	now := time.Unix(100_000*60+30, 0)
 	q, err := minutes.Ask(1499*time.Minute, time.Minute, 48*time.Hour, now)
 	if n := q.To - q.From; err != nil || n != minutes.MaxPoints {
-		t.Errorf("%d points, %v", n, err)
+		t.Errorf("got %d points, %v", n, err)
 	}
 
 	if _, err := minutes.Ask(1500*time.Minute, time.Minute, 48*time.Hour, now); !errors.Is(err, minutes.ErrTime) {
-		t.Errorf("one more: %v", err)
+		t.Errorf("one point more than permitted: %v", err)
 	}
 }
 
@@ -63,9 +63,9 @@ func visitors(users ...string) (r hyperloglog.Registers) {
 func TestAnswer(t *testing.T) {
 	q := minutes.Question{From: 90, To: 105, Step: 5}
 	list := []minutes.Minute{
-		{At: 80, Counted: true, Max: 9, Last: 3}, // before the question's time, with 3 users at its end
+		{At: 80, Counted: true, Max: 9, Last: 3}, // before the time in question, with 3 users at its end
 		{At: 92, Joins: 2, Visitors: visitors("a", "b")},
-		{At: 92, Joins: 1, Visitors: visitors("c")}, // of another writer
+		{At: 92, Joins: 1, Visitors: visitors("c")}, // by another process
 		{At: 92, Counted: true, Max: 6, Last: 4},
 		{At: 97, Counted: true, Max: 4, Last: 0},
 		{At: 99, Joins: 2, Visitors: visitors("a", "d")},
@@ -78,14 +78,14 @@ func TestAnswer(t *testing.T) {
 
 	right := a.Peak == minutes.Peak{At: 92, Max: 6} && a.Joins == 5 && a.Visitors == 6 && a.Now == 2
 	if !slices.Equal(a.Points, want) || !right {
-		t.Errorf("%+v, want points %v", a, want)
+		t.Errorf("the answer is %+v, want the points %v", a, want)
 	}
 
-	// In a shorter time only its own visits count, and it begins with the last count from before.
+	// A shorter time only has its own visits, and begins with the last count from before.
 	late := minutes.Question{From: 98, To: 101, Step: 1}.Answer("p", list, 0, noon)
 	if late.Visitors != 2 || late.Joins != 2 || late.Peak != (minutes.Peak{At: 99, Max: 1}) ||
 		late.Points[0].Max != 0 || late.Points[2].Max != 1 {
-		t.Errorf("after everybody left: %+v", late)
+		t.Errorf("after all users have left the answer is %+v", late)
 	}
 
 	nobody, _ := json.Marshal(q.Answer("p", nil, 0, noon))
@@ -93,11 +93,11 @@ func TestAnswer(t *testing.T) {
 		`{"at":"1970-01-01T01:30:00Z","max":0,"joins":0},{"at":"1970-01-01T01:35:00Z","max":0,"joins":0},` +
 		`{"at":"1970-01-01T01:40:00Z","max":0,"joins":0}]}`
 	if string(nobody) != empty {
-		t.Errorf("nobody ever: %s", nobody)
+		t.Errorf("a page that was never used has the answer %s", nobody)
 	}
 
 	if a := q.Answer("p", list, 7, noon); a.Peak != (minutes.Peak{At: 100, Max: 7}) {
-		t.Errorf("the running minute has the greatest count: %+v", a)
+		t.Errorf("the answer is %+v, want the peak in the running minute", a)
 	}
 }
 
@@ -110,12 +110,12 @@ func TestVisits(t *testing.T) {
 	b := minutes.AppendVisits(nil, v.Joins, v.Registers())
 	joins, registers, err := minutes.ParseVisits(b)
 	if n := registers.Count(); err != nil || joins != 1000 || n < 490 || n > 510 {
-		t.Errorf("%d joins, %d visitors, %v", joins, n, err)
+		t.Errorf("got %d joins, %d visitors, %v", joins, n, err)
 	}
 
 	for _, broken := range [][]byte{nil, {0x80}, b[:20]} {
 		if _, _, err := minutes.ParseVisits(broken); err == nil {
-			t.Errorf("%q is read", broken)
+			t.Errorf("the broken entry %q was accepted", broken)
 		}
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"headcount/presence"
 )
 
-// world is a store of presence and a table in memory. The table obeys the contract of rows.
+// world has a store of presence, and a table in memory that obeys the contract of rows.
 type world struct {
 	*Table
 	log strings.Builder
@@ -27,9 +27,9 @@ type world struct {
 	pages      map[string]presence.Count // of presence
 	stale      bool
 	table      map[string]presence.Count
-	statements []int // rows of each Put
-	fails      error // of each call
-	makes      bool  // a Put that fails is made nevertheless
+	statements []int // number of rows in each Put
+	fails      error // error of each call
+	makes      bool  // a failing Put takes effect all the same
 	slow       time.Duration
 	grants     int
 }
@@ -86,7 +86,7 @@ func (w *world) publish(all ...presence.Count) {
 	}
 }
 
-// set changes w while nobody uses it.
+// set changes w while no call uses it.
 func (w *world) set(change func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -105,7 +105,7 @@ func (w *world) is() string {
 	return strings.Join(all, " ")
 }
 
-// settle waits, and then until nothing is under way: what others wrote may be read.
+// settle waits for d, and then until no call is under way: then the test may read what they wrote.
 func settle(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
@@ -189,7 +189,7 @@ func (w *world) Grant(context.Context) error {
 
 func TestOneStatementASecond(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		w.Serve(nil) // nothing is compared
+		w.Serve(nil) // no bucket, so no comparison
 		for n := range uint64(50) {
 			for page := range 40 {
 				w.publish(count(fmt.Sprint("blog/", page), int64(n+1), n+1))
@@ -200,12 +200,13 @@ func TestOneStatementASecond(t *testing.T) {
 
 		settle(time.Second)
 		if !slices.Equal(w.statements, []int{40}) || w.table["blog/7"].Users != 50 {
-			t.Errorf("statements of %v rows, and the row %+v", w.statements, w.table["blog/7"])
+			t.Errorf("the statements have %v rows, and the row is %+v; want one of 40, and 50 users",
+				w.statements, w.table["blog/7"])
 		}
 
 		settle(time.Minute)
 		if len(w.statements) != 1 || w.lag() != 0 {
-			t.Errorf("%d statements without a change, lag %v", len(w.statements)-1, w.lag())
+			t.Errorf("%d statements without a change, want none; lag %v", len(w.statements)-1, w.lag())
 		}
 	})
 }
@@ -225,11 +226,12 @@ func TestAnOlderCountReplacesNothing(t *testing.T) {
 		w.want(t, 2*time.Second, "blog/1=5@5")
 		w.publish(count("blog/1", 3, 3))
 		w.want(t, 2*time.Second, "blog/1=5@5")
-		w.want(t, 2*time.Minute, "blog/1=5@5") // nor does what presence says when the table is compared
+		w.want(t, 2*time.Minute, "blog/1=5@5") // nor does a comparison with presence
 	})
 }
 
-// TestAStatementThatFails is repeated with the newest counts, also if it was made and nobody heard of it.
+// TestAStatementThatFails: a failed statement is repeated with the newest counts, also if it took effect without an
+// answer.
 func TestAStatementThatFails(t *testing.T) {
 	for _, made := range []bool{false, true} {
 		inWorld(t, func(t *testing.T, w *world) {
@@ -239,29 +241,31 @@ func TestAStatementThatFails(t *testing.T) {
 			w.publish(count("blog/1", 7, 2), count("blog/2", 1, 1))
 			settle(time.Second)
 			if lag := w.lag(); lag < 20 || lag > 22 {
-				t.Errorf("%v seconds behind, want 21", lag)
+				t.Errorf("the table is %v seconds behind, want 21", lag)
 			}
 
 			w.set(func() { w.fails = nil })
 			w.want(t, time.Second, "blog/1=7@2 blog/2=1@1")
 			if lag := w.lag(); lag != 0 {
-				t.Errorf("%v seconds behind", lag)
+				t.Errorf("the table is %v seconds behind, want 0", lag)
 			}
 
 			settle(10 * time.Second)
 			bad := strings.Count(w.log.String(), "headcount_pages in PostgreSQL cannot be used")
 			good := strings.Count(w.log.String(), "headcount_pages in PostgreSQL works again")
 			if bad != 1 || good != 1 {
-				t.Errorf("the log has %d and %d lines about it:\n%s", bad, good, &w.log)
+				t.Errorf("the log has %d lines about the outage and %d about its end, want 1 and 1:\n%s",
+					bad, good, &w.log)
 			}
 		})
 	}
 }
 
-// TestManyPages: those that have waited longest go first, at most 10,000 a second, and fewer after one that took long.
+// TestManyPages: the counts that have waited longest are written first, at most 10,000 a second, and fewer after a slow
+// statement.
 func TestManyPages(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		w.Serve(nil) // nothing is compared
+		w.Serve(nil) // no bucket, so no comparison
 		for page := range 25_000 {
 			w.publish(count(fmt.Sprint("blog/", page), 1, 1))
 		}
@@ -272,7 +276,7 @@ func TestManyPages(t *testing.T) {
 		w.publish(count("front", 1, 1))
 		settle(3 * time.Second)
 		if want := []int{10_000, 10_000, 10_000, 10_000, 5_001}; !slices.Equal(w.statements, want) {
-			t.Errorf("statements of %v rows, want %v", w.statements, want)
+			t.Errorf("the statements have %v rows, want %v", w.statements, want)
 		}
 
 		w.set(func() { w.slow, w.statements, w.fails = 5*time.Second, nil, errLocked })
@@ -285,15 +289,15 @@ func TestManyPages(t *testing.T) {
 		settle(17 * time.Second)
 		want := []int{10_000, 5_000, 2_500, 1_250, 625, 1_250, 2_500, 5_000, 10_000, 4_375}
 		if !slices.Equal(w.statements, want) {
-			t.Errorf("statements of %v rows, want %v", w.statements, want)
+			t.Errorf("the statements have %v rows, want %v", w.statements, want)
 		}
 		if len(w.table) != 25_001 || w.table["blog/7"].Users != 2 {
-			t.Errorf("%d rows", len(w.table))
+			t.Errorf("the table has %d rows, want 25,001 with the newest counts", len(w.table))
 		}
 	})
 }
 
-// TestTooManyPages: a comparison brings what was left out.
+// TestTooManyPages: counts beyond the bound are dropped, and a comparison writes them later.
 func TestTooManyPages(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.set(func() { w.fails = errLocked })
@@ -302,18 +306,18 @@ func TestTooManyPages(t *testing.T) {
 		}
 
 		if n := len(w.waiting); n != maxWaiting {
-			t.Errorf("%d pages wait", n)
+			t.Errorf("%d pages wait, want the bound", n)
 		}
 
 		w.set(func() { w.fails = nil })
 		settle(time.Minute)
 		if n := len(w.table); n != maxWaiting+10 {
-			t.Errorf("%d rows", n)
+			t.Errorf("the table has %d rows, want all", n)
 		}
 	})
 }
 
-// TestASlowStatement: what comes meanwhile goes with the next one.
+// TestASlowStatement: counts that come during a statement are written by the next one.
 func TestASlowStatement(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.Serve(nil)
@@ -324,12 +328,12 @@ func TestASlowStatement(t *testing.T) {
 		w.want(t, 2*time.Second, "blog/1=1@1")
 		w.want(t, 3*time.Second, "blog/1=2@2 blog/2=1@1")
 		if len(w.statements) != 2 {
-			t.Errorf("statements of %v rows", w.statements)
+			t.Errorf("the statements have %v rows", w.statements)
 		}
 	})
 }
 
-// TestWhatWasMissed is found when the feed says so, and otherwise within a minute.
+// TestWhatWasMissed: missed publications are found at once when the feed reports a loss, and otherwise within a minute.
 func TestWhatWasMissed(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.publish(count("blog/1", 3, 3), count("blog/2", 1, 1), count("blog/3", 2, 2))
@@ -339,21 +343,22 @@ func TestWhatWasMissed(t *testing.T) {
 		w.want(t, 3*time.Second, "blog/1=0@4 blog/2=1@1 blog/3=2@2 blog/4=4@1")
 
 		w.has(count("blog/2", 5, 9))
-		w.set(func() { w.table["blog/3"] = count("blog/3", 1, 1) }) // PostgreSQL has lost a commit
+		w.set(func() { w.table["blog/3"] = count("blog/3", 1, 1) }) // as if PostgreSQL had lost a commit
 		w.want(t, 63*time.Second, "blog/1=0@4 blog/2=5@9 blog/3=2@2 blog/4=4@1")
 	})
 }
 
-// TestRowsOfUnknownPages go: presence began anew, or a pattern was taken away. Those of other owners stay.
+// TestRowsOfUnknownPages: rows of pages that presence does not know, or that no pattern fits, are deleted. Those of
+// other owners stay.
 func TestRowsOfUnknownPages(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		served := presence.Bucket("blog/1", presence.DefaultBuckets)
 		if presence.Bucket("blog/2", presence.DefaultBuckets) == served {
-			t.Fatal("choose other pages")
+			t.Fatal("blog/2 must not be in the served bucket: choose other pages")
 		}
 
 		w.Serve([]int{served})
-		var old string // of the served bucket
+		var old string // a page of the served bucket
 		for n := 0; old == ""; n++ {
 			if name := fmt.Sprint("shop/", n); presence.Bucket(name, presence.DefaultBuckets) == served {
 				old = name
@@ -371,7 +376,7 @@ func TestRowsOfUnknownPages(t *testing.T) {
 	})
 }
 
-// TestStaleCounts may lack users: they are neither written nor is a row deleted for them.
+// TestStaleCounts: a stale count may lack users, so it is not written, and no row is deleted because of it.
 func TestStaleCounts(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.set(func() { w.table["blog/0"] = count("blog/0", 9, 9) })
@@ -387,7 +392,7 @@ func TestStaleCounts(t *testing.T) {
 	})
 }
 
-// TestAfterARestart nothing is compared until users had time to come back.
+// TestAfterARestart: after a restart nothing is compared until the users had time to come back.
 func TestAfterARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{pages: map[string]presence.Count{}, table: map[string]presence.Count{}}
@@ -419,7 +424,7 @@ func TestGrantIsMadeOnce(t *testing.T) {
 		w.set(func() { w.fails = nil })
 		settle(time.Minute)
 		if w.grants != 4 {
-			t.Errorf("it was asked for %d times", w.grants)
+			t.Errorf("the rights were set %d times", w.grants)
 		}
 	})
 }

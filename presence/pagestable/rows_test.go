@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m, pgtest.Stop) }
 
-// TestServerRows: what PostgreSQL makes of each call.
+// TestServerRows: each call has the right effect in PostgreSQL.
 func TestServerRows(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -53,7 +53,7 @@ func TestServerRows(t *testing.T) {
 	want("default a 9 2-1, default b 2 1-5, default " + odd + " 0 1-2, shop a 1 1-1")
 	const at = "select updated_at from headcount_pages where page = 'a' limit 1"
 	if is := pgtest.Query[time.Time](t, url, at); is.Unix() != 1 {
-		t.Errorf("updated at %s", is)
+		t.Errorf("the row was updated at %s", is)
 	}
 
 	var read []string
@@ -71,7 +71,7 @@ func TestServerRows(t *testing.T) {
 	}
 
 	if is, want := strings.Join(read, " "), "a=9@2-1 "+shop+"=1@1-1 b=2@1-5"; is != want {
-		t.Errorf("rows with users: %q, want %q", is, want)
+		t.Errorf("the rows with users are %q, want %q", is, want)
 	}
 
 	must(r.Drop(t.Context(), []presence.Count{count("b", 2, 5), count("a", 3, 4), count(odd, 0, 9)}))
@@ -86,14 +86,14 @@ func TestServerRows(t *testing.T) {
 	must(r.Sweep(t.Context()))
 	const sum = `select concat_ws(' ', count(*), count(*) filter (where page like 'recent%')) from headcount_pages`
 	if is := pgtest.Query[string](t, url, sum); is != "1001 1000" {
-		t.Errorf("%s rows are left", is)
+		t.Errorf("the rows and their sum are %s, want \"1001 1000\"", is)
 	}
 
 	server.Exec(t, url, `insert into headcount_pages (page, count, updated_at)
 		select 'many ' || n, 0, now() - interval '2 hours' from generate_series(1, 100000) n`)
 	must(r.Sweep(t.Context()))
 	if is := pgtest.Query[string](t, url, sum); is != "100001 1000" {
-		t.Errorf("%s rows are left", is)
+		t.Errorf("the rows and their sum are %s, want \"100001 1000\"", is)
 	}
 
 	server.Exec(t, url, "create role joe login; create role nobody login")
@@ -111,13 +111,13 @@ func TestServerRows(t *testing.T) {
 		})
 
 		if (err == nil) != may {
-			t.Errorf("as %s: %v", sql, err)
+			t.Errorf("after %s the error is %v", sql, err)
 		}
 	}
 }
 
-// TestServerLeastRights: a user that may make tables and nothing else keeps the table. Applications read it once the
-// role is there.
+// TestServerLeastRights: a user that may create tables and nothing else keeps the table. Applications can read it as
+// soon as their role exists.
 func TestServerLeastRights(t *testing.T) {
 	server := pgtest.Start(t)
 	url := server.Database(t)

@@ -10,7 +10,7 @@ import (
 
 func pair(t *rapid.T, name string) pncounter.Pair {
 	return pncounter.Pair{
-		Incarnation: rapid.Uint64Range(0, 3).Draw(t, name+" incarnation"), // few, so that they are often equal
+		Incarnation: rapid.Uint64Range(0, 3).Draw(t, name+" incarnation"), // few values, so that they are often equal
 		Increments:  rapid.Int64Range(0, 5).Draw(t, name+" increments"),
 		Decrements:  rapid.Int64Range(0, 5).Draw(t, name+" decrements"),
 	}
@@ -41,7 +41,7 @@ func TestValue(t *testing.T) {
 	for p, want := range map[pncounter.Pair]int64{
 		{Incarnation: 1, Increments: 7, Decrements: 4}: 3,
 		{Incarnation: 2, Increments: 3, Decrements: 3}: 0,
-		{Incarnation: 3, Increments: 1, Decrements: 5}: 0, // a surplus takes nothing from other regions
+		{Incarnation: 3, Increments: 1, Decrements: 5}: 0, // more decrements than increments count as 0
 	} {
 		if n := value(p); n != want {
 			t.Errorf("the value of %v is %d, want %d", p, n, want)
@@ -56,8 +56,8 @@ func next(now, known uint64) uint64 { return max(now, known+1) }
 // source is a region that logs its changes, as the scripts do.
 type source struct {
 	log, end, floor uint64
-	forgot          uint64 // the highest place that the log has forgotten
-	given           uint64 // the highest incarnation given to what was too low
+	forgot          uint64 // up to which place the log has been forgotten
+	given           uint64 // the highest incarnation that a pair was raised to
 	clock           uint64 // may go back
 	used            map[uint64]bool
 	pairs           map[string]pncounter.Pair
@@ -67,7 +67,7 @@ type source struct {
 func (s *source) set(page string, users int64) {
 	p, ok := s.pairs[page]
 	if !ok {
-		p.Incarnation = s.clock // which may be before the floor
+		p.Incarnation = s.clock // perhaps below the floor
 		for s.used[p.Incarnation] {
 			p.Incarnation++
 		}
@@ -124,7 +124,7 @@ func (s *source) lose(known uint64) {
 	s.places = map[string]uint64{}
 }
 
-// raise begins a log above high, and voids what the log does not name.
+// raise begins a log above high, and makes void what the log does not name.
 func (s *source) raise(high uint64) {
 	for _, p := range s.pairs {
 		high = max(high, p.Incarnation)
@@ -144,7 +144,7 @@ func (s *source) begin(known uint64) {
 	s.used[s.log] = true
 }
 
-// give returns an incarnation, at least least, that was never given before.
+// give returns an incarnation that was never given before, and is least or more.
 func (s *source) give(least uint64) uint64 {
 	s.given = max(s.given+1, least)
 	for s.used[s.given] {
@@ -160,7 +160,7 @@ func (s *source) to(c *Copy, limit int) pncounter.Batch {
 	if c.Log != s.log {
 		return s.batch(0, limit)
 	}
-	// The copy may have pages that the log does not name any more. A new log makes it forget them.
+	// The copy may have pages that the log no longer has. A new log makes it forget them.
 	if c.Cursor < s.forgot {
 		s.raise(max(s.log, c.High, c.Floor))
 		return s.batch(0, limit)
@@ -169,7 +169,7 @@ func (s *source) to(c *Copy, limit int) pncounter.Batch {
 	return s.batch(min(c.Cursor, s.end), limit)
 }
 
-// answer handles the answer of a copy as a link does.
+// answer handles the answer of a copy, as a link does.
 func (s *source) answer(b pncounter.Batch, a pncounter.Ack) {
 	switch a.Status {
 	case pncounter.Behind:
@@ -181,7 +181,7 @@ func (s *source) answer(b pncounter.Batch, a pncounter.Ack) {
 		for _, at := range a.Refused {
 			page := b.Pages[at].Page
 			if p, ok := s.pairs[page]; ok && p.Incarnation <= a.High {
-				// The region raises what was refused, and sends it again.
+				// The region raises the refused pairs, and sends them again.
 				s.pairs[page] = pncounter.Pair{Incarnation: s.give(next(s.clock, a.High)), Increments: value(p)}
 				s.place(page)
 			}
@@ -190,7 +190,7 @@ func (s *source) answer(b pncounter.Batch, a pncounter.Ack) {
 }
 
 // A copy converges to the region's state, whatever happens to batches on the way, to the copy, to the region's data and
-// to its clock. Pages that the region has forgotten never come back.
+// to its clock. Pages that the region has forgotten do not come back.
 func TestCopyConverges(t *testing.T) {
 	pages := []string{"a", "b", "c", "d"}
 	rapid.Check(t, func(t *rapid.T) {
@@ -226,7 +226,7 @@ func TestCopyConverges(t *testing.T) {
 				if len(late) > 0 {
 					deliver(late[rapid.IntRange(0, len(late)-1).Draw(t, "which")])
 				}
-			case "lose": // processes and peers may have forgotten all, and the clock may be wrong
+			case "lose": // processes and peers may remember nothing, and the clock may be wrong
 				s.lose(rapid.SampledFrom([]uint64{0, s.log}).Draw(t, "known"))
 			case "forget": // an empty page, whoever knows that it is empty
 				page := rapid.SampledFrom(pages).Draw(t, "page")
@@ -252,7 +252,7 @@ func TestCopyConverges(t *testing.T) {
 			}
 		}
 
-		// Everything is healed: the link goes on from where the copy says that it is.
+		// Everything is healed: the link continues from the copy's position.
 		for i := 0; ; i++ {
 			deliver(s.to(&c, 2))
 			if c.Log == s.log && c.Done && c.Cursor == s.end && c.Cursor >= s.forgot {
@@ -260,7 +260,7 @@ func TestCopyConverges(t *testing.T) {
 			}
 
 			if i > 20 {
-				t.Fatalf("it does not end: %+v, %+v", s, c)
+				t.Fatalf("the link does not come to an end: %+v, %+v", s, c)
 			}
 		}
 
@@ -287,12 +287,12 @@ func TestPairsAreRefusedUntilTheyAreRaised(t *testing.T) {
 	// The first of the two replies is lost, so the same batch comes again.
 	for range 2 {
 		if a := c.Merge(batch(1, 2, 7)); len(a.Refused) != 1 || a.Cursor != 1 || c.Value("a") != 9 {
-			t.Fatalf("%+v, with %d users", a, c.Value("a"))
+			t.Fatalf("the answer is %+v, with %d users; want a refusal, position 1 and 9 users", a, c.Value("a"))
 		}
 	}
 
 	if a := c.Merge(batch(1, 3, 10)); len(a.Refused) != 0 || a.Cursor != 3 || !a.Done || c.Value("a") != 10 {
-		t.Fatalf("%+v, with %d users", a, c.Value("a"))
+		t.Fatalf("the answer is %+v, with %d users; want no refusal, position 3 and 10 users", a, c.Value("a"))
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 	"headcount/presence/presencetest"
 )
 
-// store is this region's store. It has one bucket, whose log only has a length.
+// store is this region's store. It has one bucket, of whose log only the length matters.
 type store struct {
 	mu        sync.Mutex
 	end       uint64
@@ -23,7 +23,7 @@ type store struct {
 	away      bool
 	greetedAt map[string]string
 	out       []string
-	applied   [][]string // the argument out of each call
+	applied   [][]string // the argument out of each ApplyPeers
 	begun     int
 	log       uint64
 }
@@ -135,14 +135,14 @@ func (s *store) leftOut() []string {
 	return slices.Clone(s.out)
 }
 
-// remote is a peer: a copy of one bucket.
+// remote is a peer with a copy of one bucket.
 type remote struct {
 	mu     sync.Mutex
 	copy   presencetest.Copy
 	delay  time.Duration
 	err    error // of every call
 	hello  error
-	merges []time.Time // the times of merges that brought something new
+	merges []time.Time // times of merges that changed something
 	sizes  []int
 	greets int
 }
@@ -208,7 +208,7 @@ func (r *remote) cursor() uint64 {
 	return r.copy.Cursor
 }
 
-// with runs a replicator with the peers, in a bubble, until fn returns.
+// with runs a replicator with these peers, in a bubble, until fn returns.
 func with(t *testing.T, s Local, stale time.Duration, peers map[string]*remote, fn func(r *Replicator)) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := Config{Local: s, StaleAfter: stale, Log: zerolog.Nop()}
@@ -236,21 +236,21 @@ func with(t *testing.T, s Local, stale time.Duration, peers map[string]*remote, 
 func TestALoneChangeGoesAtOnceAndManyAreOne(t *testing.T) {
 	s, eu := &store{log: 1}, &remote{delay: time.Millisecond}
 	with(t, s, 0, map[string]*remote{"eu": eu}, func(r *Replicator) {
-		time.Sleep(10 * time.Second) // all is quiet, so nothing limits the next change
+		time.Sleep(10 * time.Second) // after a quiet time nothing delays the next change
 
 		at := time.Now()
 		s.change()
 		r.Changed(0)
 		time.Sleep(10 * time.Millisecond)
 		if n := eu.cursor(); n != 1 {
-			t.Fatalf("after 10 ms the peer is at %d", n)
+			t.Fatalf("after 10 ms the peer has position %d", n)
 		}
 
 		eu.mu.Lock()
 		eu.merges = nil
 		eu.mu.Unlock()
 
-		// A change every millisecond: the rounds are 200 ms apart, and each takes all that has gathered.
+		// With a change every millisecond the rounds are 200 ms apart, and each sends all that has gathered.
 		for range 1000 {
 			s.change()
 			r.Changed(0)
@@ -258,7 +258,7 @@ func TestALoneChangeGoesAtOnceAndManyAreOne(t *testing.T) {
 		}
 		time.Sleep(300 * time.Millisecond)
 		if n := eu.cursor(); n != 1001 {
-			t.Errorf("the peer is at %d", n)
+			t.Errorf("the peer has position %d, want all changes", n)
 		}
 
 		synctest.Wait()
@@ -269,7 +269,7 @@ func TestALoneChangeGoesAtOnceAndManyAreOne(t *testing.T) {
 		}
 		for i := 1; i < len(eu.merges); i++ {
 			if gap := eu.merges[i].Sub(eu.merges[i-1]); gap < 190*time.Millisecond {
-				t.Errorf("two rounds within %s, %s after the first", gap, eu.merges[i].Sub(at))
+				t.Errorf("two rounds are only %s apart, %s after the first", gap, eu.merges[i].Sub(at))
 			}
 		}
 	})
@@ -285,12 +285,12 @@ func TestOnePeersTroubleIsItsOwn(t *testing.T) {
 		r.Changed(0)
 		time.Sleep(5 * time.Millisecond)
 		if n := right.cursor(); n != 1 {
-			t.Errorf("the right peer is at %d", n)
+			t.Errorf("the working peer has position %d", n)
 		}
 
 		time.Sleep(20 * time.Second)
 		if n := slow.cursor(); n != 1 {
-			t.Errorf("the slow peer is at %d", n)
+			t.Errorf("the slow peer has position %d", n)
 		}
 
 		for _, l := range r.links {
@@ -306,7 +306,7 @@ func TestOnePeersTroubleIsItsOwn(t *testing.T) {
 
 		time.Sleep(4 * time.Second)
 		if n := gone.cursor(); n != 1 {
-			t.Errorf("4 s after its return the peer is at %d", n)
+			t.Errorf("4 s after its return the peer has position %d", n)
 		}
 	})
 }
@@ -314,7 +314,7 @@ func TestOnePeersTroubleIsItsOwn(t *testing.T) {
 func TestWhatAPeerLostIsToldAgain(t *testing.T) {
 	s, eu := &store{}, &remote{}
 
-	// The replicator does not run yet, so nobody notifies it of these changes.
+	// The replicator does not run yet, so it is not notified of these changes.
 	for range 3000 {
 		s.change()
 	}
@@ -322,10 +322,10 @@ func TestWhatAPeerLostIsToldAgain(t *testing.T) {
 	with(t, s, 0, map[string]*remote{"eu": eu}, func(r *Replicator) {
 		time.Sleep(5 * time.Second)
 		if n := eu.cursor(); n != 3000 || s.begun != 1 {
-			t.Fatalf("the peer is at %d; %d logs were begun", n, s.begun)
+			t.Fatalf("the peer has position %d; %d logs were begun", n, s.begun)
 		}
 		if most := slices.Max(eu.sizes); most > bucketPages {
-			t.Errorf("%d pages of one bucket in a round", most)
+			t.Errorf("a round has %d pages of one bucket", most)
 		}
 
 		// The peer comes back empty.
@@ -334,7 +334,7 @@ func TestWhatAPeerLostIsToldAgain(t *testing.T) {
 		eu.mu.Unlock()
 		time.Sleep(compareEvery + time.Second)
 		if n := eu.cursor(); n != 3000 {
-			t.Errorf("it came back empty and is at %d", n)
+			t.Errorf("a peer that came back empty has position %d", n)
 		}
 
 		eu.mu.Lock()
@@ -343,13 +343,13 @@ func TestWhatAPeerLostIsToldAgain(t *testing.T) {
 		eu.mu.Unlock()
 		time.Sleep(compareEvery + time.Second)
 		if n := eu.cursor(); n != 3000 || s.log != 100 {
-			t.Errorf("it knew a later life and is at %d of log %d", n, s.log)
+			t.Errorf("a peer that knew a later incarnation has position %d of log %d", n, s.log)
 		}
 	})
 }
 
 // A replica that becomes the master may lack changes that were acknowledged since the last comparison of positions. The
-// next comparison then finds the position of the one before.
+// next comparison then finds the position of the one before, and the changes are sent again.
 func TestWhatAPeerAcknowledgedAndLostIsToldAgain(t *testing.T) {
 	s, eu := &store{log: 1}, &remote{}
 	with(t, s, 0, map[string]*remote{"eu": eu}, func(r *Replicator) {
@@ -363,17 +363,18 @@ func TestWhatAPeerAcknowledgedAndLostIsToldAgain(t *testing.T) {
 			r.Changed(0)
 			time.Sleep(10 * time.Millisecond)
 			if at := eu.cursor(); at != n+1 {
-				t.Fatalf("the peer is at %d, want %d", at, n+1)
+				t.Fatalf("the peer has position %d, want %d", at, n+1)
 			}
 
-			// The peer falls back to what it had before.
+			// The peer loses its last change.
 			eu.mu.Lock()
 			eu.copy = before
 			eu.mu.Unlock()
 
 			time.Sleep(compareEvery + compareEvery/2/2)
 			if at := eu.cursor(); at != n+1 {
-				t.Fatalf("%s after it lost a change the peer is at %d, want %d", compareEvery+compareEvery/2/2, at, n+1)
+				t.Fatalf("%s after it lost a change the peer has position %d, want %d",
+					compareEvery+compareEvery/2/2, at, n+1)
 			}
 		}
 	})
@@ -414,7 +415,7 @@ func TestABucketWhoseLogCannotBeWrittenHoldsUpNoOther(t *testing.T) {
 
 				time.Sleep(time.Second)
 				if at := eu.cursor(); at != n+1 {
-					t.Fatalf("the peer is at %d of bucket 0, want %d", at, n+1)
+					t.Fatalf("the peer has position %d of bucket 0, want %d", at, n+1)
 				}
 			}
 		})
@@ -426,7 +427,7 @@ func TestNothingIsToldWhileItIsPartial(t *testing.T) {
 	with(t, s, 0, map[string]*remote{"eu": eu}, func(r *Replicator) {
 		time.Sleep(10 * time.Second)
 		if n := eu.cursor(); n != 0 {
-			t.Errorf("the peer is at %d", n)
+			t.Errorf("the peer has position %d", n)
 		}
 
 		s.mu.Lock()
@@ -436,7 +437,7 @@ func TestNothingIsToldWhileItIsPartial(t *testing.T) {
 		r.Changed(0)
 		time.Sleep(time.Second)
 		if n := eu.cursor(); n != 5 {
-			t.Errorf("then the peer is at %d", n)
+			t.Errorf("later the peer has position %d", n)
 		}
 	})
 }
@@ -446,7 +447,7 @@ func TestARefusedPeerIsTriedAgain(t *testing.T) {
 	with(t, s, 0, map[string]*remote{"eu": eu}, func(r *Replicator) {
 		time.Sleep(time.Minute)
 		if eu.cursor() != 0 || eu.greets < 20 || eu.greets > 80 {
-			t.Errorf("the peer is at %d after %d greetings in a minute", eu.cursor(), eu.greets)
+			t.Errorf("after a minute the peer has position %d, and %d greetings", eu.cursor(), eu.greets)
 		}
 
 		eu.mu.Lock()
@@ -454,12 +455,12 @@ func TestARefusedPeerIsTriedAgain(t *testing.T) {
 		eu.mu.Unlock()
 		time.Sleep(4 * time.Second)
 		if n := eu.cursor(); n != 3 {
-			t.Errorf("it is right now and at %d", n)
+			t.Errorf("the peer is valid again, and has position %d", n)
 		}
 	})
 }
 
-// TestARegionWithoutItsStoreIsSilent: the peers would take its last counts for those of now.
+// TestARegionWithoutItsStoreIsSilent: otherwise the peers would take its last counts for present ones.
 func TestARegionWithoutItsStoreIsSilent(t *testing.T) {
 	s, eu := &store{log: 1}, &remote{}
 	greets := func() int {
@@ -482,13 +483,13 @@ func TestARegionWithoutItsStoreIsSilent(t *testing.T) {
 		before := greets()
 		time.Sleep(time.Minute)
 		if n := greets(); before == 0 || n != before {
-			t.Errorf("%d greetings before, %d in a minute without a store", before, n-before)
+			t.Errorf("%d greetings came before the outage, and %d in a minute of it", before, n-before)
 		}
 
 		setAway(false)
 		time.Sleep(5 * time.Second)
 		if greets() == before {
-			t.Error("the store is back, and the region is still silent")
+			t.Error("the store is back, and the region sends no greetings")
 		}
 	})
 }
@@ -563,8 +564,8 @@ func TestSilence(t *testing.T) {
 		with(t, s, stale, map[string]*remote{"eu": {}}, func(*Replicator) {
 			words(s, 0, 3)
 
-			// While this region's Redis is unavailable, no greeting can arrive. The silence counts only from its return
-			// on.
+			// While this region's Redis is away no greeting can arrive. So the silence of peers counts only from its
+			// return on.
 			s.mu.Lock()
 			s.away = true
 			s.mu.Unlock()

@@ -32,18 +32,18 @@ func names(n int) []string {
 func TestEmptyRingOwnsNothing(t *testing.T) {
 	tab := table(nil, nil)
 	if n, ok := tab.Node(0); ok {
-		t.Errorf("%q owns a partition of nobody's", n)
+		t.Errorf("%q owns a partition in a ring without nodes", n)
 	}
 	if n, ok := tab.Dispatcher(0); ok {
-		t.Errorf("%q owns a bucket of nobody's", n)
+		t.Errorf("%q owns a bucket in a ring without dispatchers", n)
 	}
 
 	if got := tab.PartitionsOf("a:1"); len(got) != 0 {
-		t.Errorf("partitions %v of one who is not there", got)
+		t.Errorf("a process that is not in the ring owns the partitions %v", got)
 	}
 
 	if tab.Hash() == 0 || tab.Hash() == table([]string{"a:1"}, nil).Hash() {
-		t.Error("the empty ring's hash is that of another, or none")
+		t.Error("the hash of the empty ring is 0, or that of another ring")
 	}
 }
 
@@ -51,7 +51,7 @@ func TestOutOfRangeHasNoOwner(t *testing.T) {
 	tab := table([]string{"a:1"}, []string{"a:1"})
 	for _, i := range []int{-1, partitions, math.MaxInt} {
 		if n, ok := tab.Node(i); ok {
-			t.Errorf("partition %d is %q's", i, n)
+			t.Errorf("partition %d is owned by %q, want the only node", i, n)
 		}
 	}
 }
@@ -83,7 +83,7 @@ func TestSameMembersSameTable(t *testing.T) {
 				}
 			}
 
-			// Loads are bounded by 1.25 times the mean.
+			// The load of a node is at most 1.25 times the mean.
 			if most := int(math.Ceil(float64(p) / float64(len(nodes)) * 1.25)); len(one.PartitionsOf(n)) > most {
 				t.Fatalf("%q has %d partitions, the bound is %d", n, len(one.PartitionsOf(n)), most)
 			}
@@ -115,8 +115,8 @@ func TestAnotherMemberAnotherHash(t *testing.T) {
 	}
 }
 
-// TestLosingOneMovesLittle: one of ten nodes leaves. Its own partitions must move. Bounded loads make some others move
-// as well, at most about as many as one node has.
+// TestLosingOneMovesLittle: one of ten nodes leaves. Its own partitions must move. Because loads are bounded some
+// others move as well, but hardly more than one node has.
 func TestLosingOneMovesLittle(t *testing.T) {
 	moved := 0.0
 	least := 2.0
@@ -132,7 +132,7 @@ func TestLosingOneMovesLittle(t *testing.T) {
 			most = max(most, share)
 		}
 
-		// A different node leaves each ring, because their shares differ.
+		// In each ring another node leaves, because their shares differ.
 		gone := nodes[r%members]
 		after := table(slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return n == gone }), nil)
 
@@ -141,7 +141,7 @@ func TestLosingOneMovesLittle(t *testing.T) {
 			was, _ := before.Node(i)
 			is, _ := after.Node(i)
 			if is == gone {
-				t.Fatalf("partition %d still is of %q", i, gone)
+				t.Fatalf("partition %d is still owned by %q, which left", i, gone)
 			}
 			if is != was {
 				changed++

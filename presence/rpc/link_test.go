@@ -14,12 +14,12 @@ import (
 	"headcount/presence/rpc"
 )
 
-// links serves links by a function.
+// links is a function that serves links.
 type links func(stream io.ReadWriteCloser, key []byte)
 
 func (f links) Serve(stream io.ReadWriteCloser, key []byte) { f(stream, key) }
 
-// linked runs test with a client and a server, which sends its key and then echoes what it receives.
+// linked runs test with a client, and a server that sends its key and then echoes what it receives.
 func linked(t *testing.T, keys [][]byte, test func(t *testing.T, n *network, c *rpc.Client)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -50,8 +50,8 @@ func linked(t *testing.T, keys [][]byte, test func(t *testing.T, n *network, c *
 	})
 }
 
-// Both sides of a link have the same key, and every link has another one. A link outlives the limits of the HTTP server
-// and the context of its creation.
+// Both sides of a link have the same key, and every link has another. A link outlives the time limits of the HTTP
+// server, and the context in which it was made.
 func TestLink(t *testing.T) {
 	linked(t, secret, func(t *testing.T, _ *network, c *rpc.Client) {
 		var keys [2][]byte
@@ -66,7 +66,7 @@ func TestLink(t *testing.T) {
 
 			keys[i] = key
 
-			// The limits of the server and of the context have passed.
+			// After this the limits of the server and of the context have passed.
 			time.Sleep(time.Minute)
 
 			theirs := make([]byte, len(key))
@@ -80,7 +80,7 @@ func TestLink(t *testing.T) {
 
 			echo := make([]byte, 5)
 			if _, err := io.ReadFull(stream, echo); err != nil || string(echo) != "hello" {
-				t.Errorf("%q came back: %v", echo, err)
+				t.Errorf("the echo is %q, %v; want hello", echo, err)
 			}
 
 			if err := stream.Close(); err != nil {
@@ -97,7 +97,7 @@ func TestLink(t *testing.T) {
 func TestLinkRefusals(t *testing.T) {
 	linked(t, [][]byte{[]byte("another secret")}, func(t *testing.T, _ *network, c *rpc.Client) {
 		if _, _, err := c.Link(t.Context(), server); err == nil || !strings.Contains(err.Error(), "401") {
-			t.Errorf("with another secret: %v", err)
+			t.Errorf("with another secret the link gets %v, want 401", err)
 		}
 	})
 
@@ -105,12 +105,12 @@ func TestLinkRefusals(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if _, _, err := c.Link(ctx, server); err == nil {
-			t.Error("a link was made after its context had ended")
+			t.Error("a link was made though its context had ended")
 		}
 	})
 }
 
-// A replayed request makes no second link.
+// A replayed request does not make a second link.
 func TestLinkIsMadeOnce(t *testing.T) {
 	linked(t, secret, func(t *testing.T, n *network, _ *rpc.Client) {
 		recorded := &bytes.Buffer{}

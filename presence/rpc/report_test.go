@@ -13,8 +13,8 @@ import (
 	"headcount/presence/rpc"
 )
 
-// TestReportOnTheWire pins the bytes of a report, which processes of other releases write and read as well. The bytes
-// decode to the same report.
+// TestReportOnTheWire pins the bytes of a report, which processes of other releases write and read. The bytes decode to
+// the same report.
 func TestReportOnTheWire(t *testing.T) {
 	for want, r := range map[string]presence.Report{
 		`{"process":{"memory":1048576,"cpu":1.5},"gateway":{"connections":1,"watched":2,"deliveries":3,"messages":4},` +
@@ -78,14 +78,14 @@ func (r *recording) RoundTrip(req *http.Request) (*http.Response, error) {
 func TestReportIsForTheClusterAlone(t *testing.T) {
 	h := newHandler(t, rpc.Config{
 		Keys: secret, Reports: onReport(func() presence.Report {
-			t.Error("it was asked")
+			t.Error("an unsigned caller's request reached the report")
 			return presence.Report{}
 		}),
 	})
 
 	c := newClient(t, rpc.ClientConfig{Keys: [][]byte{[]byte("another")}, Transport: &direct{handler: h}})
 	if _, err := c.Report(t.Context(), server); err == nil {
-		t.Error("a stranger got a report")
+		t.Error("a caller with a foreign secret got a report")
 	}
 
 	without := newClient(t, rpc.ClientConfig{
@@ -95,7 +95,7 @@ func TestReportIsForTheClusterAlone(t *testing.T) {
 	// A process that has no reports does not know the path.
 	var answer *rpc.Error
 	if _, err := without.Report(t.Context(), server); !errors.As(err, &answer) || answer.Status != http.StatusNotFound {
-		t.Errorf("without reports: %v, want a 404", err)
+		t.Errorf("a process without reports answers %v, want 404", err)
 	}
 }
 
@@ -120,7 +120,7 @@ func TestReportsThatMakeNoSense(t *testing.T) {
 	} {
 		c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: says(body)})
 		if r, err := c.Report(t.Context(), server); err == nil {
-			t.Errorf("%.60s was taken: %+v", body, r)
+			t.Errorf("%.60s was accepted: %+v", body, r)
 		}
 	}
 }

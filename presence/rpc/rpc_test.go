@@ -38,7 +38,7 @@ var secret = [][]byte{[]byte("secret")}
 type direct struct {
 	handler http.Handler
 	change  func(r *http.Request, body []byte) []byte
-	answer  *http.Response // the last
+	answer  *http.Response // the last answer
 }
 
 func (d *direct) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -119,7 +119,7 @@ func TestUpdatesComeBack(t *testing.T) {
 			Keys: secret, Name: server,
 			Updates: onUpdates(func(from string, updates []presence.Update) {
 				if from != "10.0.0.1:7946" {
-					t.Errorf("from %q", from)
+					t.Errorf("the updates are from %q, want 10.0.0.1:7946", from)
 				}
 
 				got = append(got, updates...)
@@ -156,11 +156,11 @@ func TestManyUpdatesTakeOneRequest(t *testing.T) {
 	updates[77].Key = "\x00"
 
 	if err := c.PushUpdates(t.Context(), server, updates); !errors.Is(err, presence.ErrTopic) {
-		t.Errorf("got %v, want what is wrong with one of them", err)
+		t.Errorf("got %v, want an error about the invalid update", err)
 	}
 
 	if got != len(updates)-1 || requests != 1 {
-		t.Errorf("%d updates in %d requests", got, requests)
+		t.Errorf("got %d updates in %d requests", got, requests)
 	}
 }
 
@@ -172,7 +172,7 @@ func TestAnotherFormat(t *testing.T) {
 	h := newHandler(t, rpc.Config{
 		Keys: secret, Registerer: reg, Log: zerolog.New(&log),
 		Holds: onHold(func(context.Context, presence.HoldChange) error {
-			t.Error("a hold was taken")
+			t.Error("a hold of another format was carried out")
 			return nil
 		}),
 	})
@@ -193,15 +193,15 @@ func TestAnotherFormat(t *testing.T) {
 		err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d}).Hold(t.Context(), server, asked(1, "p", true))
 		if !errors.Is(err, rpc.ErrFormat) || d.answer.StatusCode != 400 ||
 			!strings.Contains(err.Error(), "run the same version everywhere") {
-			t.Errorf("%q: %d, %v", format, d.answer.StatusCode, err)
+			t.Errorf("with the format %q the answer is %d, %v; want an explanation", format, d.answer.StatusCode, err)
 		}
 	}
 
 	if n := refusedFor(t, reg, "format"); n != 4 {
-		t.Errorf("%v refused", n)
+		t.Errorf("%v requests were refused for their format, want 4", n)
 	}
 	if n := strings.Count(log.String(), "run the same version everywhere"); n != 1 {
-		t.Errorf("logged %d times:\n%s", n, log.String())
+		t.Errorf("logged %d times, want once:\n%s", n, log.String())
 	}
 }
 
@@ -221,7 +221,7 @@ func TestUsers(t *testing.T) {
 		Keys: secret,
 		Users: onUsers(func(_ context.Context, asked []presence.User) ([]presence.UserState, error) {
 			if !slices.Equal(asked, users) {
-				t.Errorf("asked about %v", asked)
+				t.Errorf("the node was asked about %v", asked)
 			}
 			return states, fails
 		}),
@@ -230,7 +230,7 @@ func TestUsers(t *testing.T) {
 	c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d})
 
 	if got, err := c.Users(t.Context(), server, users); err != nil || !slices.Equal(got, states) {
-		t.Errorf("%v, %v", got, err)
+		t.Errorf("the states are %v, %v", got, err)
 	}
 
 	fails = presence.ErrNotOwner
@@ -240,7 +240,7 @@ func TestUsers(t *testing.T) {
 
 	_, err := c.Users(t.Context(), server, make([]presence.User, presence.MaxAsked+1))
 	if err == nil || d.answer.StatusCode != http.StatusBadRequest {
-		t.Errorf("too many users: %v, %d", err, d.answer.StatusCode)
+		t.Errorf("too many users are answered %v, %d", err, d.answer.StatusCode)
 	}
 }
 
@@ -256,14 +256,14 @@ func TestExplain(t *testing.T) {
 
 	h := newHandler(t, rpc.Config{Keys: secret, Parts: onParts(func(page string) (presence.Parts, error) {
 		if page != `a"é` {
-			t.Errorf("asked about %q", page)
+			t.Errorf("the process was asked about %q", page)
 		}
 		return parts, fails
 	})})
 
 	c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: h}})
 	if got, err := c.Explain(t.Context(), server, `a"é`); err != nil || got != parts {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("the parts are %+v, %v", got, err)
 	}
 
 	fails = presence.ErrUnavailable
@@ -271,12 +271,12 @@ func TestExplain(t *testing.T) {
 		t.Error(err)
 	}
 
-	// A process of an older release does not know the question.
+	// A process of an older release does not know this call.
 	old := newClient(t, rpc.ClientConfig{
 		Keys: secret, Transport: &direct{handler: newHandler(t, rpc.Config{Keys: secret})},
 	})
 	if _, err := old.Explain(t.Context(), server, "p"); err == nil {
-		t.Error("it was answered")
+		t.Error("a process of an older release explained a count")
 	}
 }
 
@@ -303,7 +303,7 @@ func TestHold(t *testing.T) {
 				Keys: secret,
 				Holds: onHold(func(_ context.Context, call presence.HoldChange) error {
 					if call.User != 1<<63+5 || call.Page != `a"é` || !call.On {
-						t.Errorf("%+v", call)
+						t.Errorf("the node got the call %+v", call)
 					}
 
 					return tc.remote
@@ -325,7 +325,7 @@ func TestHold(t *testing.T) {
 			}
 			// Errors are problems (RFC 9457).
 			if ct := d.answer.Header.Get("Content-Type"); tc.want != nil && ct != "application/problem+json" {
-				t.Errorf("type %q", ct)
+				t.Errorf("the error has the type %q, want application/problem+json", ct)
 			}
 		})
 	}
@@ -339,14 +339,14 @@ func TestHold(t *testing.T) {
 
 		answer := (*rpc.Error)(nil)
 		if !errors.As(err, &answer) || answer.Status != 500 || strings.Contains(err.Error(), "inner things") {
-			t.Errorf("got %v", err)
+			t.Errorf("got %v, want a 500 without the inner error", err)
 		}
 	})
 
 	t.Run("page", func(t *testing.T) {
 		c := newClient(t, rpc.ClientConfig{Transport: &direct{}})
 		if err := c.Hold(t.Context(), server, asked(1, "*", true)); !errors.Is(err, presence.ErrPage) {
-			t.Errorf("got %v", err)
+			t.Errorf("a hold of the whole site: %v, want ErrPage", err)
 		}
 	})
 }
@@ -429,7 +429,7 @@ func TestRefusals(t *testing.T) {
 
 			err := c.Hold(t.Context(), server, asked(1, "p", true))
 			if d.answer.StatusCode != tc.status || held != (tc.want == nil) {
-				t.Errorf("status %d, want %d; taken: %t", d.answer.StatusCode, tc.status, held)
+				t.Errorf("status %d, want %d; carried out: %t", d.answer.StatusCode, tc.status, held)
 			}
 
 			if tc.want == nil {
@@ -444,7 +444,7 @@ func TestRefusals(t *testing.T) {
 				t.Errorf("got %v, want %v", err, tc.want)
 			}
 			if got := refusedFor(t, reg, tc.want.Reason); got != 1 {
-				t.Errorf("%v refused as %s", got, tc.want.Reason)
+				t.Errorf("%v requests were refused as %s, want 1", got, tc.want.Reason)
 			}
 		})
 	}
@@ -508,7 +508,7 @@ func TestReplayAndTime(t *testing.T) {
 		// The request is replayed soon and late, to this process and to one that has started since.
 		again(h, "replayed")
 
-		// After the time window the number is forgotten, and the request is refused because of its age.
+		// After the time window the number is forgotten, but then the request is too old.
 		time.Sleep(31 * time.Second)
 		again(h, "old")
 		again(newHandler(t, rpc.Config{
@@ -519,7 +519,7 @@ func TestReplayAndTime(t *testing.T) {
 		}), "old")
 
 		if taken != 1 {
-			t.Errorf("taken %d times", taken)
+			t.Errorf("the request was carried out %d times, want once", taken)
 		}
 
 		if err := c.Hold(t.Context(), server, asked(1, "p", true)); err != nil {
@@ -535,16 +535,16 @@ func TestReplayAndTime(t *testing.T) {
 		stray := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: other}})
 		err := stray.Hold(t.Context(), server, asked(1, "p", true))
 		if !errors.Is(err, rpc.ErrMisdirected) {
-			t.Errorf("for another: %v", err)
+			t.Errorf("a request for another process gets %v", err)
 		}
 	})
 }
 
 func TestBodiesThatMakeNoSense(t *testing.T) {
 	h := newHandler(t, rpc.Config{
-		Updates: onUpdates(func(string, []presence.Update) { t.Error("updates were taken") }),
+		Updates: onUpdates(func(string, []presence.Update) { t.Error("updates of a senseless body were carried out") }),
 		Holds: onHold(func(context.Context, presence.HoldChange) error {
-			t.Error("a hold was taken")
+			t.Error("a hold of a senseless body was carried out")
 			return nil
 		}),
 	})
@@ -560,7 +560,7 @@ func TestBodiesThatMakeNoSense(t *testing.T) {
 		{"/hold", `{"user":"0000000000000001","page":"p"}`},
 		{"/hold", `{"user":"000000000000000g","page":"p","on":true}`},
 	} {
-		// The requests are not signed and the server has no secrets, because the test is about bodies.
+		// Neither client nor server has secrets here: the test is about bodies alone.
 		d := &direct{handler: h}
 		d.change = func(r *http.Request, _ []byte) []byte {
 			r.URL.Path = tc.path
@@ -571,7 +571,7 @@ func TestBodiesThatMakeNoSense(t *testing.T) {
 
 		err := newClient(t, rpc.ClientConfig{Transport: d}).Hold(t.Context(), server, asked(1, "p", true))
 		if !errors.Is(err, rpc.ErrMalformed) {
-			t.Errorf("%s %s: %v", tc.path, tc.body, err)
+			t.Errorf("%s with the body %s gets %v", tc.path, tc.body, err)
 		}
 	}
 }
@@ -592,7 +592,7 @@ func TestOtherPathsAndMethods(t *testing.T) {
 			t.Errorf("%s %s: %d %s", tc.method, tc.path, w.Code, w.Body)
 		}
 		if tc.status == 405 && w.Header().Get("Allow") != "PUT" {
-			t.Errorf("%s %s: nothing is allowed", tc.method, tc.path)
+			t.Errorf("%s %s gets a 405 without Allow: PUT", tc.method, tc.path)
 		}
 	}
 }
@@ -678,7 +678,7 @@ func TestOverConnections(t *testing.T) {
 			t.Errorf("%d connections for %d requests", n.dials, got)
 		}
 
-		// The idle connection breaks unnoticed.
+		// The idle connections break unnoticed.
 		for _, cn := range n.open {
 			cn.Close()
 		}
@@ -687,12 +687,12 @@ func TestOverConnections(t *testing.T) {
 			t.Error(err)
 		}
 
-		// The server does not answer: the client gives up after its own limit, or at the end of its context.
+		// The server does not answer. The client gives up after its own limit, or when its context ends.
 		slow = true
 		began := time.Now()
 		err := c.Hold(t.Context(), server, asked(1, "p", true))
 		if !errors.Is(err, presence.ErrUnavailable) || time.Since(began) != 5*time.Second {
-			t.Errorf("after %s: %v", time.Since(began), err)
+			t.Errorf("after %s the call ends with %v", time.Since(began), err)
 		}
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -705,7 +705,7 @@ func TestOverConnections(t *testing.T) {
 		srv.Close()
 		<-done
 		if err := c.Hold(t.Context(), server, asked(1, "p", true)); !errors.Is(err, presence.ErrUnavailable) {
-			t.Errorf("nobody is there: %v", err)
+			t.Errorf("a call without a server ends with %v, want ErrUnavailable", err)
 		}
 
 		c.Close()
@@ -713,7 +713,7 @@ func TestOverConnections(t *testing.T) {
 	})
 }
 
-// TestServerOverTCP sends many requests at once. None of them is taken for a replay.
+// TestServerOverTCP: of many simultaneous requests none is taken for a replay.
 func TestServerOverTCP(t *testing.T) {
 	var mu sync.Mutex
 	got := 0
@@ -743,7 +743,7 @@ func TestServerOverTCP(t *testing.T) {
 
 	wg.Wait()
 	if got != 800 {
-		t.Errorf("%d counts", got)
+		t.Errorf("%d counts arrived, want 80", got)
 	}
 }
 
@@ -771,7 +771,7 @@ func TestAnswersOfStrangers(t *testing.T) {
 
 			answer := (*rpc.Error)(nil)
 			if !errors.As(err, &answer) || answer.Status != tc.status || len(err.Error()) > 2000 {
-				t.Errorf("got %v", err)
+				t.Errorf("got %v, want a short quote of the foreign answer", err)
 			}
 		})
 	}
@@ -821,7 +821,7 @@ func FuzzBodies(f *testing.F) {
 	})
 }
 
-// FuzzAuthorization: no header without a valid signature is accepted.
+// FuzzAuthorization: a header without a valid signature is never accepted.
 func FuzzAuthorization(f *testing.F) {
 	f.Add(`Headcount format=2, key=00000000, from="a:1", time=1700000000000, life=ff, number=1, ` +
 		`mac=00000000000000000000000000000000`)
@@ -844,7 +844,7 @@ func FuzzAuthorization(f *testing.F) {
 	})
 }
 
-// These types make functions rpc.Updates, rpc.Holds and rpc.Reports.
+// These function types implement rpc.Updates, rpc.Holds and rpc.Reports.
 type (
 	onUpdates func(from string, updates []presence.Update)
 	onHold    func(ctx context.Context, call presence.HoldChange) error
@@ -861,7 +861,7 @@ func (f onHold) ReceiveHold(ctx context.Context, call presence.HoldChange) error
 
 func (f onReport) Report() presence.Report { return f() }
 
-// asked returns a hold call that is made now.
+// asked returns the change of a hold by a call that is made now.
 func asked(u presence.User, page string, on bool) presence.HoldChange {
 	return presence.HoldChange{User: u, Page: page, On: on, Asked: time.Now()}
 }

@@ -18,7 +18,7 @@ import (
 	"headcount/presence/rpc"
 )
 
-// late is a link that delivers a request late: the whole request, or only its body.
+// late is a link that delivers late: a whole request, or only its body.
 type late struct {
 	handler http.Handler
 	by      time.Duration
@@ -28,7 +28,7 @@ type late struct {
 }
 
 func (l *late) RoundTrip(r *http.Request) (*http.Response, error) {
-	whole := r.Clone(context.WithoutCancel(r.Context())) // the link does not know that the caller gives up
+	whole := r.Clone(context.WithoutCancel(r.Context())) // the link does not notice that the caller gives up
 	if l.inBody {
 		whole.Body = io.NopCloser(io.MultiReader(pause(l.by), r.Body))
 	}
@@ -56,7 +56,7 @@ func (p pause) Read([]byte) (int, error) {
 }
 
 // TestALateRequestIsRefused: a request that a stalled link delivers after its caller has given up has no effect,
-// whichever call it is. A request that arrives in time ends when the caller gives up.
+// whichever call it is. A call that arrives in time ends when its caller gives up.
 func TestALateRequestIsRefused(t *testing.T) {
 	const patience = time.Second
 	calls := map[string]func(ctx context.Context, c *rpc.Client) error{
@@ -103,7 +103,7 @@ func TestALateRequestIsRefused(t *testing.T) {
 	}
 }
 
-// calledBack counts its calls, and checks when they were made and how long they may last.
+// calledBack counts the calls that it gets, and checks when they were made and how long they may last.
 type calledBack struct {
 	t     *testing.T
 	taken *int
@@ -113,14 +113,14 @@ func (c calledBack) took(ctx context.Context) {
 	*c.taken++
 
 	if deadline, limited := ctx.Deadline(); !limited || time.Until(deadline) > 2*time.Millisecond {
-		c.t.Errorf("the call may last until %s, %t", deadline, limited)
+		c.t.Errorf("the call has the deadline %s, %t", deadline, limited)
 	}
 }
 
 func (c calledBack) ReceiveHold(ctx context.Context, call presence.HoldChange) error {
 	c.took(ctx)
 	if age := time.Since(call.Asked); age < 998*time.Millisecond || age > time.Second {
-		c.t.Errorf("the call counts as made %s ago", age)
+		c.t.Errorf("the call counts as made %s ago, want now", age)
 	}
 
 	return nil
@@ -134,7 +134,7 @@ func (c calledBack) ReceiveUsers(ctx context.Context, _ []presence.User) ([]pres
 
 func (c calledBack) ReceiveUpdates(string, []presence.Update) { *c.taken++ }
 
-// TestARequestOfAnOlderRelease: such a request says neither when its caller gives up nor when the call was made, and
+// TestARequestOfAnOlderRelease: such a request does not say when its caller gives up, nor when the call was made, and
 // its sender's clock may be wrong. The call counts as made when it arrives.
 func TestARequestOfAnOlderRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

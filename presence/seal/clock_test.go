@@ -9,21 +9,21 @@ import (
 	"headcount/presence/seal"
 )
 
-// TestTimeOfTheStore: the clock follows the store's. It moves only as far as a reading proves it wrong, and runs on
-// between readings.
+// TestTimeOfTheStore: the clock follows that of the store. A reading moves it only as far as the reading proves it
+// wrong, and it runs on between readings.
 func TestTimeOfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c seal.Clock
 		if !c.Now().IsZero() {
-			t.Error("the time is known before the store has shown it")
+			t.Error("the time is known before the first reading")
 		}
 
 		origin := time.Now()
 		for i, step := range []struct {
-			store, took time.Duration // what the store read, since origin, and how long the call took
+			store, took time.Duration // time of the store since origin, and how long the call took
 			want        time.Duration // of the clock, since origin
 		}{
-			{time.Hour, 0, time.Hour},                                                 // its first reading
+			{time.Hour, 0, time.Hour},                                                 // the first reading
 			{time.Hour + time.Second, 0, time.Hour + time.Second},                     // it counted on for a second
 			{time.Hour + time.Second, 2 * time.Second, time.Hour + 3*time.Second},     // read at once, answered late
 			{time.Hour + 6*time.Second, 3 * time.Second, time.Hour + 7*time.Second},   // read somewhere in between
@@ -42,8 +42,8 @@ func TestTimeOfTheStore(t *testing.T) {
 	})
 }
 
-// TestNothingIsAcceptedBeforeTheTimeIsKnown: a process has just started, and its own clock may be an hour behind. It
-// accepts no message before the store has shown the time, and no replay afterwards.
+// TestNothingIsAcceptedBeforeTheTimeIsKnown: a process has just started, and its own clock may be an hour behind. Until
+// it knows the store's time it accepts no message, and afterwards no replay.
 func TestNothingIsAcceptedBeforeTheTimeIsKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c seal.Clock
@@ -55,18 +55,18 @@ func TestNothingIsAcceptedBeforeTheTimeIsKnown(t *testing.T) {
 			return err
 		}
 		if err := take(recorded, 1); !errors.Is(err, seal.ErrClock) {
-			t.Errorf("before the time is known: %v", err)
+			t.Errorf("before the time is known a message gets %v", err)
 		}
 
 		time.Sleep(5 * time.Second)
 		c.Observe(recorded.Add(5*time.Second), time.Now())
 		if err := take(recorded, 1); !errors.Is(err, seal.ErrOld) {
-			t.Errorf("recorded before: %v", err)
+			t.Errorf("a message recorded before gets %v", err)
 		}
 
 		time.Sleep(2 * time.Second)
 		if err := take(c.Now(), 2); err != nil {
-			t.Errorf("sent now: %v", err)
+			t.Errorf("a message sent now gets %v", err)
 		}
 	})
 }
@@ -93,7 +93,7 @@ func TestTheClockOfTheStoreJumps(t *testing.T) {
 			for range 2 {
 				c.Observe(c.Now().Add(jump), time.Now())
 				if err := take(c.Now().UnixMilli(), 2); err != nil && !errors.Is(err, seal.ErrReplayed) {
-					t.Errorf("%s: by the new time: %v", name, err)
+					t.Errorf("%s: a message with the new time gets %v", name, err)
 				}
 
 				c.Observe(c.Now().Add(-jump), time.Now())

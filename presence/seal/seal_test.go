@@ -45,11 +45,11 @@ func TestVerify(t *testing.T) {
 			s := tc.signs.Signer()
 			sig := s.Sign(nil, []byte("message"))
 			if len(sig) != seal.Size {
-				t.Fatalf("a signature of %d bytes", len(sig))
+				t.Fatalf("the signature has %d bytes, want another length", len(sig))
 			}
 
 			v := tc.verifies.Signer()
-			for range 2 { // a Signer is used again and again
+			for range 2 { // a Signer can be used several times
 				if err := v.Verify(s.ID(), []byte("message"), sig); !errors.Is(err, tc.want) {
 					t.Fatalf("got %v, want %v", err, tc.want)
 				}
@@ -57,10 +57,10 @@ func TestVerify(t *testing.T) {
 
 			if tc.want == nil && tc.signs.Signed() {
 				if err := v.Verify(s.ID(), []byte("massage"), sig); !errors.Is(err, seal.ErrForged) {
-					t.Errorf("another message: %v", err)
+					t.Errorf("with another message: %v, want ErrForged", err)
 				}
 				if err := v.Verify(s.ID(), []byte("message"), sig[:8]); !errors.Is(err, seal.ErrForged) {
-					t.Errorf("half a signature: %v", err)
+					t.Errorf("with half a signature: %v, want ErrForged", err)
 				}
 			}
 		})
@@ -85,10 +85,10 @@ func TestTimeWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := guard()
 		if err := admit(g, "early", 1, 2500*time.Millisecond); !errors.Is(err, seal.ErrOld) {
-			t.Errorf("sent before this process began: %v", err)
+			t.Errorf("a message from before this process began: %v, want ErrOld", err)
 		}
 
-		// A minute later only the time window matters.
+		// After a minute only the time window matters.
 		time.Sleep(time.Minute)
 		for i, tc := range []struct {
 			age  time.Duration
@@ -106,15 +106,15 @@ func TestTimeWindow(t *testing.T) {
 	})
 }
 
-// TestForgottenSenderCannotBeReplayed: a sender is forgotten only when all of its messages are too old, also those with
-// a time in the future, and also if our clock is then set back.
+// TestForgottenSenderCannotBeReplayed: a sender is forgotten only when all its messages are too old, including those
+// from the future, and even if the clock is then set back.
 func TestForgottenSenderCannotBeReplayed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := guard()
 		sent := time.Now().Add(29 * time.Second)
 		at := sent.UnixMilli()
 
-		// The guard has as many senders as it may. Each incarnation of a process is a sender with its own numbers.
+		// The guard is full of senders. Each incarnation of a process is a sender with its own numbers.
 		for incarnation := range uint64(1024) {
 			if _, err := g.Admit(time.Now(), []byte("a"), 1+incarnation, at, 1); err != nil {
 				t.Fatal(err)
@@ -130,22 +130,22 @@ func TestForgottenSenderCannotBeReplayed(t *testing.T) {
 
 		time.Sleep(58 * time.Second)
 		if err := other(); !errors.Is(err, seal.ErrSenders) {
-			t.Errorf("one more sender: %v", err)
+			t.Errorf("a sender beyond the bound: %v", err)
 		}
 		if err := replay(time.Now()); !errors.Is(err, seal.ErrReplayed) {
-			t.Errorf("replay: %v", err)
+			t.Errorf("a replay: %v", err)
 		}
 
 		time.Sleep(2 * time.Second)
 		if err := other(); err != nil { // takes the place of a forgotten sender
-			t.Errorf("the next sender: %v", err)
+			t.Errorf("a new sender, when there is room: %v", err)
 		}
 
 		if err := replay(time.Now()); !errors.Is(err, seal.ErrOld) {
-			t.Errorf("replay when forgotten: %v", err)
+			t.Errorf("a replay of a forgotten sender: %v", err)
 		}
 		if err := replay(sent); !errors.Is(err, seal.ErrOld) {
-			t.Errorf("replay under a clock that was set back: %v", err)
+			t.Errorf("a replay after the clock was set back: %v", err)
 		}
 	})
 }
@@ -171,7 +171,7 @@ func TestEachNumberOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err == nil && taken[seq] {
-				t.Fatalf("number %d was taken twice", seq)
+				t.Fatalf("number %d was accepted twice", seq)
 			}
 			if replayed && !taken[seq] && inWindow {
 				t.Fatalf("number %d was refused, the newest is %d", seq, newest)
@@ -183,8 +183,8 @@ func TestEachNumberOnce(t *testing.T) {
 	})
 }
 
-// TestASenderWhoseClockIsBehind: such a sender is refused while this process has just started, until its messages are
-// clearly no replay.
+// TestASenderWhoseClockIsBehind: while a process has just started, it refuses such a sender, until the sender's
+// messages are clearly no replays.
 func TestASenderWhoseClockIsBehind(t *testing.T) {
 	g := guard()
 	begun := time.Now()
@@ -203,22 +203,23 @@ func TestASenderWhoseClockIsBehind(t *testing.T) {
 		}
 
 		if err := admit("behind", after, after-behind, uint64(100+ms)); !errors.Is(err, want) {
-			t.Errorf("after %s: %v, want %v", after, err, want)
+			t.Errorf("after %s a message gets %v, want %v", after, err, want)
 		}
 
 		// An attacker keeps replaying messages recorded before this process started.
 		if err := admit("behind", after, -behind-time.Second, uint64(90+ms)); !errors.Is(err, seal.ErrOld) {
-			t.Errorf("after %s: a recording: %v, want ErrOld", after, err)
+			t.Errorf("after %s a recorded message gets %v, want ErrOld", after, err)
 		}
 	}
 
-	// A sender whose clock is only a second behind is never refused. A replay without its sender never becomes newer.
+	// A sender whose clock is only a second behind is never refused. A recording without its sender never becomes
+	// newer.
 	if err := admit("nearly", 0, -time.Second, 1); err != nil {
 		t.Error(err)
 	}
 	for range 3 {
 		if err := admit("recording", 5*time.Second, -behind, 1); !errors.Is(err, seal.ErrOld) {
-			t.Errorf("a recording: %v, want ErrOld", err)
+			t.Errorf("a recorded message gets %v, want ErrOld", err)
 		}
 	}
 }

@@ -39,7 +39,7 @@ func TestInADirectory(t *testing.T) {
 	})
 
 	if _, err := Open(dir, nil); err == nil || !strings.Contains(err.Error(), "in use by another process") {
-		t.Errorf("a second process opened it: %v", err)
+		t.Errorf("a second Open returns %v, want that the file is in use", err)
 	}
 	if err := open.Close(); err != nil {
 		t.Fatal(err)
@@ -54,7 +54,7 @@ func TestInADirectory(t *testing.T) {
 
 		reported, err := s.Reported(t.Context(), hooks[0].ID)
 		if other, _ := s.Reported(t.Context(), hooks[1].ID); err != nil || len(reported) != 0 || len(other) != 1 {
-			t.Errorf("%d and %d are told, %v", len(reported), len(other), err)
+			t.Errorf("%d and %d subjects are reported, %v", len(reported), len(other), err)
 		}
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
@@ -62,7 +62,7 @@ func TestInADirectory(t *testing.T) {
 	}
 }
 
-// A step that the file does not take is not in memory either: no part of it, also when it had dropped old events.
+// If the file does not accept a step, no part of it is in memory, not even the dropping of old events.
 func TestARefusedStepLeavesNoTrace(t *testing.T) {
 	hooks := webhooktest.Hooks(t)
 	s, err := Open(t.TempDir(), hooks)
@@ -94,15 +94,15 @@ func TestARefusedStepLeavesNoTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := s.Report(t.Context(), step(webhook.MaxQueue, 3)); !errors.Is(err, webhook.ErrUnavailable) {
-		t.Fatalf("the step: %v", err)
+		t.Fatalf("the step returns %v", err)
 	}
 	if err := s.Acknowledge(t.Context(), hook, before[0], len(before)); !errors.Is(err, webhook.ErrUnavailable) {
-		t.Fatalf("the acknowledgement: %v", err)
+		t.Fatalf("the acknowledgement returns %v", err)
 	}
 
 	after, waits, err := s.Take(t.Context(), hook)
 	if err != nil || !slices.Equal(after, before) || waits != waiting {
-		t.Errorf("%d events of %d, %v; want the %d of %d from before", len(after), waits, err, len(before), waiting)
+		t.Errorf("got %d events of %d, %v; want the %d of %d from before", len(after), waits, err, len(before), waiting)
 	}
 	if reported, _ := s.Reported(t.Context(), hook); len(reported) != webhook.MaxQueue {
 		t.Errorf("%d subjects are reported, want %d", len(reported), webhook.MaxQueue)
@@ -125,7 +125,7 @@ func TestAnotherFormat(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := Open(dir, nil); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
+			t.Errorf("the error is %v, want %q", err, want)
 		}
 	}
 }

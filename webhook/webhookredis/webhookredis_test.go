@@ -24,21 +24,21 @@ func TestServerInRedis(t *testing.T) {
 	webhooktest.Run(t, func(t *testing.T) webhook.Store { return open(t, server.URL()) })
 	for _, key := range server.Client().Keys(t.Context(), "*").Val() {
 		if ttl := server.Client().TTL(t.Context(), key).Val(); ttl <= 0 || ttl > webhook.KeptFor {
-			t.Errorf("%s stays for %s", key, ttl)
+			t.Errorf("the key %s expires in %s", key, ttl)
 		}
 	}
 
-	// Nothing is asked of Redis by a store that is closed, and the errors are those of an outage.
+	// A closed store makes no calls to Redis, and its errors are those of an outage.
 	s := open(t, server.URL())
 	_ = s.Close()
 	hook := webhooktest.Hooks(t)[0].ID
 	if _, _, err := s.Take(t.Context(), hook); !errors.Is(err, webhook.ErrUnavailable) {
-		t.Errorf("Take: %v", err)
+		t.Errorf("Take of a closed store returns %v", err)
 	}
 
 	change := webhook.Change{Hook: hook, Subject: "a/1", Is: "1"}
 	if _, _, err := s.Report(t.Context(), []webhook.Change{change}); !errors.Is(err, webhook.ErrUnavailable) {
-		t.Errorf("Report: %v", err)
+		t.Errorf("Report of a closed store returns %v", err)
 	}
 }
 
