@@ -16,21 +16,21 @@ import (
 
 const maxColumns = 120 // a tab counts for four
 
-// measured has the endings of sources whose lines have a greatest length.
+// measured has the endings of the sources whose lines must not be too long.
 var measured = map[string]bool{".go": true, ".lua": true, ".js": true, ".ts": true, ".sh": true}
 
-// made matches what tools write: scripts of the browser client as they are served, packages of others, and the like.
+// made matches generated files: scripts of the browser client as they are served, packages of others, and the like.
 var made = regexp.MustCompile(`^web/(node_modules|package)/|` +
 	`^web/public/(headcount|live|bell|list|more|rescue|live-top)\.js$|^(bin|dist|\.git)/`)
 
-// text matches a string, a template or a regular expression of JavaScript within a line. It cannot be broken without
-// becoming another expression.
+// text matches a string, a template or a regular expression of JavaScript within a line. Breaking it would change the
+// expression.
 var text = regexp.MustCompile("" +
 	"'(?:[^'\\\\]|\\\\.)*'|\"(?:[^\"\\\\]|\\\\.)*\"" +
 	"|`(?:[^`\\\\]|\\\\.)*`|/\\S(?:[^/\\\\]|\\\\.)*/")
 
-// tooLong returns the numbers of the lines of a source that have too many columns. Exempt are lines that nobody can
-// break: struct tags, and the text of literals.
+// tooLong returns the numbers of the lines with too many columns. Lines that cannot be broken are exempt: struct tags,
+// and the text of literals.
 func tooLong(name, source string) (lines []int) {
 	exempt := map[int]bool{}
 	if filepath.Ext(name) == ".go" {
@@ -62,13 +62,13 @@ func isScript(name string) bool {
 
 func columns(line string) int { return utf8.RuneCountInString(line) + 3*strings.Count(line, "\t") }
 
-// literals returns the lines of a Go source with a struct tag, and those of literals that have several lines.
+// literals returns the lines of a Go source that have a struct tag, and those of literals of several lines.
 func literals(name, source string) map[int]bool {
 	lines := map[int]bool{}
 	files := token.NewFileSet()
 	file, err := parser.ParseFile(files, name, source, 0)
 	if err != nil {
-		return lines // the compiler says what is wrong
+		return lines // the compiler reports the error
 	}
 
 	ast.Inspect(file, func(n ast.Node) bool {

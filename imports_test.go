@@ -11,8 +11,8 @@ import (
 
 const module = "headcount"
 
-// layer is a package, or with "/..." a package and those below it, and what of
-// ours it may import, beside packages of the same entry.
+// layer is a package, or with "/..." a package and those below it. It lists the packages of ours that the layer may
+// import, in addition to packages of the same entry.
 type layer struct {
 	name string
 	may  []string
@@ -22,9 +22,8 @@ type layer struct {
 //
 //	cmd → gateway, dispatcher, presence/member, stores → presence
 //
-// The four in the middle do not know each other; cmd joins them. The first
-// entry that fits a package is its layer, and a package that fits none has no
-// place yet: give it one here.
+// The four in the middle do not know each other; cmd joins them. The first entry that fits a package is its layer. A
+// package that fits none needs an entry here.
 var layers = []layer{
 	{"presence", nil}, // the words: nothing of ours
 	{"internal/machine", nil},
@@ -351,7 +350,7 @@ func unusedPermits(graph map[string][]string) []string {
 	return unused
 }
 
-// importGraph has the direct imports of every package, by import path, on every system, without those of its tests.
+// importGraph returns the direct imports of every package, by import path, on every system, without those of its tests.
 func importGraph(t *testing.T) map[string][]string {
 	graph := map[string][]string{}
 	ofModule := func(file string) bool {

@@ -54,22 +54,23 @@ func lists(table map[string]string, n name) bool {
 	return names == "*" || slices.Contains(strings.Fields(names), n.name)
 }
 
-// A name is declared at the top level of a package. A method has the name of its type.
+// name is a name at the top level of a package. Methods have the name of their type.
 type name struct{ pkg, name string }
 
-// A use is a name that a declaration uses.
+// use is a name that a declaration uses.
 type use struct {
 	name
-	bubbled bool // in an argument of a function that calls it in a bubble
-	method  bool // in a method or a variable, which is called wherever the value is
+	bubbled bool // used in an argument of a function that calls the argument in a bubble
+	method  bool // used in a method or a variable, which is called wherever its value is used
 }
 
-// A program is what the test files of all packages declare, and the packages that exist for tests.
+// program has the declarations of all test files, and of the packages that exist for tests.
 type program struct {
 	uses  map[name][]use
 	tests []name
 
-	// bubbles are functions that run an argument of theirs in a bubble: synctest.Test and those that pass theirs on.
+	// bubbles has the functions that run an argument in a bubble: synctest.Test, and those that pass an argument on to
+	// it.
 	bubbles map[name]bool
 }
 
@@ -84,7 +85,7 @@ func forTests(file string) bool {
 func newProgram(files map[string]*ast.File) *program {
 	p := &program{bubbles: map[name]bool{{"testing/synctest", "Test"}: true}}
 
-	// A function is found to be one of the bubbles after those that it calls: read until no more are found.
+	// A function can only be recognized after those that it calls, so the files are read until no more are found.
 	for known := 0; known < len(p.bubbles); {
 		known = len(p.bubbles)
 		p.uses = map[name][]use{}
@@ -118,7 +119,8 @@ func (p *program) read(pkg string, file *ast.File) {
 
 var version = regexp.MustCompile(`/v\d+$`)
 
-// importedAs returns the name of a package within a file. Without its source the last part of the path has to do.
+// importedAs returns the name under which a file imports a package. Without the package's source this is the last part
+// of its path.
 func importedAs(spec *ast.ImportSpec, imported string) string {
 	if spec.Name != nil {
 		return spec.Name.Name
@@ -177,12 +179,12 @@ func (p *program) readSpec(pkg string, imports map[string]string, spec ast.Spec)
 	}
 }
 
-// A reader walks one declaration.
+// reader walks one declaration.
 type reader struct {
 	*program
 	of      name
 	imports map[string]string
-	params  []string // those that are functions
+	params  []string // names of the parameters that are functions
 	bubbled bool
 	method  bool
 }
@@ -261,7 +263,7 @@ func (r reader) readBubble(called name, args []ast.Expr) {
 	}
 }
 
-// readValue treats a function in a variable or a table as a method: it may be called in a bubble that begins later.
+// readValue treats a function in a variable or a table like a method: it may be called in a bubble that begins later.
 func (r reader) readValue(value ast.Expr) {
 	if _, ok := value.(*ast.FuncLit); ok {
 		r.method = true
@@ -274,7 +276,7 @@ func (r reader) note(n name) {
 	r.uses[r.of] = append(r.uses[r.of], use{n, r.bubbled, r.method})
 }
 
-// resolve returns the name that an expression may be: one of this package, or of one that the file imports.
+// resolve returns the name that an expression may stand for: one of this package, or of an imported one.
 func (r reader) resolve(e ast.Expr) (n name, ok bool) {
 	switch e := e.(type) {
 	case *ast.Ident:
@@ -291,9 +293,9 @@ func (r reader) resolve(e ast.Expr) (n name, ok bool) {
 	return name{}, false
 }
 
-// leaves returns the names through which a test comes to something that a pure test may not have. It is empty for a
-// test that is pure. What the product itself does is not looked at. A local name counts as the function of the package
-// that has the same name: rename it.
+// leaves returns the names through which a test reaches something that a pure test may not use. It is empty for a pure
+// test. The code of the product is not examined. A local name counts as the function of the package with the same name:
+// rename the local.
 func (p *program) leaves(test name) (way []string) {
 	type place struct {
 		name
@@ -362,7 +364,7 @@ func (p *program) wrongKinds() (wrong []string) {
 	return wrong
 }
 
-// sources parses the files of the module that are asked for. Their paths begin in its directory.
+// sources parses the wanted files of the module. Paths begin in the directory of the module.
 func sources(t *testing.T, wanted func(file string) bool) map[string]*ast.File {
 	t.Helper()
 
@@ -386,7 +388,7 @@ func sources(t *testing.T, wanted func(file string) bool) map[string]*ast.File {
 	return files
 }
 
-// TestNamesSayTheKind reads the tests of all packages.
+// TestNamesSayTheKind: the name of each test in all packages says its kind.
 func TestNamesSayTheKind(t *testing.T) {
 	p := newProgram(sources(t, forTests))
 	if len(p.tests) < 500 {
@@ -397,7 +399,7 @@ func TestNamesSayTheKind(t *testing.T) {
 	}
 }
 
-// TestWrongKindsAreFound has small programs: the body of a test, and what else its package declares.
+// TestWrongKindsAreFound checks small programs: the body of a test, and the other declarations of its package.
 func TestWrongKindsAreFound(t *testing.T) {
 	const head = `package p
 		import ("net"; "net/http/httptest"; "os/exec"; "testing"; "testing/synctest"; "time"
@@ -413,7 +415,7 @@ func TestWrongKindsAreFound(t *testing.T) {
 
 	for title, tc := range map[string]struct {
 		source string
-		want   string // nothing for a name that is right
+		want   string // empty: the name is right
 	}{
 		"pure": {`func TestX(t *testing.T) { f() }
 			func f() { g() }

@@ -22,7 +22,7 @@ var (
 func TestTrackRecordIsTrue(t *testing.T) {
 	faults := recordedFaults(t)
 	if len(faults) < 60 {
-		t.Fatalf("only %d faults were found", len(faults))
+		t.Fatalf("docs/track-record.md has only %d faults: was it read?", len(faults))
 	}
 
 	names := promiseNames(t)
@@ -33,14 +33,14 @@ func TestTrackRecordIsTrue(t *testing.T) {
 			}
 		}
 
-		// Whoever knows of no test says so.
+		// A fault without a test must say so.
 		tests := recordedTest.FindAllStringSubmatch(fault.held, -1)
 		titles := recordedTitle.FindAllStringSubmatch(fault.held, -1)
 		if len(tests)+len(titles) == 0 && !strings.HasPrefix(fault.held, "none") {
-			t.Errorf("%s: nothing holds it", fault.seen)
+			t.Errorf("%s: neither a test nor \"none\" is named", fault.seen)
 		}
 
-		// A code span that is no test of either form would not be looked for.
+		// A code span of another form would not be checked.
 		if spans := strings.Count(fault.held, "`") / 2; spans != len(tests)+len(titles) {
 			t.Errorf("%s: it has %d code spans, and %d tests", fault.seen, spans, len(tests)+len(titles))
 		}
@@ -58,7 +58,7 @@ func TestTrackRecordIsTrue(t *testing.T) {
 	}
 }
 
-// brokenPromise is where a simulation says which promise is broken.
+// brokenPromise matches where a simulation reports a broken promise.
 var brokenPromise = regexp.MustCompile(`\.(?:Failf|broken)\("([^"]*)", ?`)
 
 // Simulations name promises as docs/promises.md does.
@@ -81,7 +81,7 @@ func TestSimulationsNamePromises(t *testing.T) {
 		}
 
 		if found < 5 {
-			t.Errorf("%s name %d promises", files, found)
+			t.Errorf("%s name only %d promises: were they read?", files, found)
 		}
 	}
 }
@@ -121,8 +121,8 @@ func promiseNames(t *testing.T) (names []string) {
 	return names
 }
 
-// named is a function, a method or a script that a model names: its directory, or its file without the ending, and what
-// is in there.
+// named matches a function, a method or a script that a model names: its directory, or its file without the ending, and
+// its name.
 var named = regexp.MustCompile(`\[([a-z]+(?:/\w+)*)\.(?:(\w+)\.)?(\w+)\]`)
 
 // TestModelsNameWhatIsThere: the functions and scripts that the formal models name exist.
@@ -135,7 +135,7 @@ func TestModelsNameWhatIsThere(t *testing.T) {
 	for _, model := range models {
 		names := named.FindAllStringSubmatch(textOf(t, model), -1)
 		if len(names) < 10 {
-			t.Errorf("%s names %d functions", model, len(names))
+			t.Errorf("%s names only %d functions", model, len(names))
 		}
 
 		for _, name := range names {
@@ -152,7 +152,7 @@ func TestModelsNameWhatIsThere(t *testing.T) {
 	}
 }
 
-// declares tells whether one of the files that a pattern matches has a line with this beginning.
+// declares reports whether one of the files that match a pattern has a line with this beginning.
 func declares(t *testing.T, files, line string) bool {
 	t.Helper()
 	return matches(t, files, "(?m)^"+regexp.QuoteMeta(line))

@@ -11,9 +11,8 @@ import (
 	"golang.org/x/tools/go/packages"
 )
 
-// TestServerOtherSystemsAreServed type-checks every package and its tests for the other
-// systems. It reads the sources of what they import, without the bodies of
-// functions, since compiling all that for each system takes minutes.
+// TestServerOtherSystemsAreServed type-checks every package and its tests for the other systems. Of imported packages
+// it reads the sources without the bodies of functions: compiling everything for each system would take minutes.
 func TestServerOtherSystemsAreServed(t *testing.T) {
 	root, err := os.Getwd()
 	if err != nil {
@@ -28,7 +27,7 @@ func TestServerOtherSystemsAreServed(t *testing.T) {
 			Tests: true,
 			ParseFile: func(set *token.FileSet, name string, text []byte) (*ast.File, error) {
 				file, err := parser.ParseFile(set, name, text, parser.SkipObjectResolution)
-				// The main file of a test is elsewhere as well. Its name has another ending.
+				// The generated main file of a test is outside the module as well, and has another ending.
 				if file != nil && strings.HasSuffix(name, ".go") && !strings.HasPrefix(name, root) {
 					dropBodies(file)
 				}
@@ -41,7 +40,7 @@ func TestServerOtherSystemsAreServed(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(found) < 20 {
-			t.Fatalf("%s: %d packages are found: is this test looking at the module?", system, len(found))
+			t.Fatalf("%s: only %d packages were found: was the module read?", system, len(found))
 		}
 
 		for _, pkg := range found {
@@ -52,7 +51,7 @@ func TestServerOtherSystemsAreServed(t *testing.T) {
 	}
 }
 
-// dropBodies leaves of the functions of a file their declarations.
+// dropBodies removes the bodies of the functions of a file.
 func dropBodies(file *ast.File) {
 	for _, d := range file.Decls {
 		if f, ok := d.(*ast.FuncDecl); ok {

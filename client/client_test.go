@@ -17,19 +17,18 @@ import (
 	"github.com/coder/websocket"
 )
 
-// A client gives up a silent connection only after minutes, so that no test loses one when the machine stands still
-// for a few seconds.
+// A client of the tests gives up a silent connection only after minutes, so that no test loses one when the machine
+// stands still for a few seconds.
 func init() { maxSilence = 3 * time.Minute }
 
-// script is a server that plays one part per connection, in the order of the connections. A connection without a part
-// waits for one.
+// script is a server that plays one part per connection, in order. A connection without a part waits for one.
 type script struct {
 	Config
 	parts chan func(*stage)
-	ids   chan string // of each connection
+	ids   chan string // the id that each connection presents
 }
 
-// stage is one connection of a script, seen by the server.
+// stage is one connection of a script, as the server sees it.
 type stage struct {
 	t   *testing.T
 	ctx context.Context
@@ -98,7 +97,7 @@ func (s *stage) count(page string, n int, version string) {
 	s.say(fmt.Sprintf(`{"type":"count","page":%q,"count":%d,"updated_at":null,"version":%q}`, page, n, version))
 }
 
-// hear waits for these frames in this order; other frames may come between.
+// hear waits for these frames in this order. Other frames may come between them.
 func (s *stage) hear(wants ...string) {
 	for _, want := range wants {
 		for {
@@ -123,7 +122,7 @@ func (s *stage) stay() {
 	}
 }
 
-// start runs a client until the test ends. Topics that the test adds before are asked for on the first connection.
+// start runs a client until the test ends. What the test has asked of it before is requested on the first connection.
 func start(t *testing.T, c *Client) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 
@@ -183,10 +182,10 @@ func aClientComesBackAndAsksForEverything(t *testing.T) {
 			s.say(`{"type":"error","code":"bad_page","message":"no","page":"q"}`)
 			s.say(`{"type":"something new"}`)
 			s.say(`not JSON`)
-			s.hear(`{"type":"leave","page":"q"}`) // then the connection is lost
+			s.hear(`{"type":"leave","page":"q"}`) // after this the connection is lost
 
 		},
-		nil) // refused
+		nil) // this connection is refused
 
 	c := New(s.Config)
 	c.Join("p")
@@ -200,7 +199,7 @@ func aClientComesBackAndAsksForEverything(t *testing.T) {
 	})
 	await(t, ctx, c, "the fault", func(u Update) bool { return u == Fault{"bad_page", "no", "q", ""} })
 
-	// Everything that was sent is known, and frames that the client does not understand are skipped.
+	// The client knows everything that was sent, and skips frames that it does not understand.
 	if n, _ := c.Count("p"); n.Count != 1 {
 		t.Errorf("count %+v", n)
 	}
@@ -208,7 +207,7 @@ func aClientComesBackAndAsksForEverything(t *testing.T) {
 		t.Errorf("counter %+v", n)
 	}
 
-	// A join and its end, both before the connection is lost.
+	// The client joins and leaves a page before the connection is lost.
 	c.Join("q")
 	c.Leave("q")
 
@@ -219,7 +218,7 @@ func aClientComesBackAndAsksForEverything(t *testing.T) {
 			refusal.RetryAfter == 3*time.Second
 	})
 
-	// Only now: the status of this connection would replace the refusal.
+	// This part is added only now: the status of its connection would replace the refusal.
 	s.parts <- func(s *stage) {
 		s.hear(subscribe, counters, join)
 		s.count("p", 9, "4-9") // older than the known count
@@ -234,14 +233,14 @@ func aClientComesBackAndAsksForEverything(t *testing.T) {
 		return isCount("p", 2)(u)
 	})
 
-	// The first connection has no id yet. The others present the one that the server signed.
+	// The first connection has no id yet. The others present the id that the server signed.
 	if first, second, third := <-s.ids, <-s.ids, <-s.ids; first != "" || second != "u.signed" || third != second {
 		t.Errorf("the client came as %q, %q, %q", first, second, third)
 	}
 }
 
-// A refused page is the only one that the client gives up, on this connection and on the next one. It repeats what came
-// too fast.
+// A client gives up a refused page on this connection and later ones, and no other page. It repeats what it sent too
+// fast.
 func TestARefusedPageIsGivenUp(t *testing.T) { synctest.Test(t, aRefusedPageIsGivenUp) }
 
 func aRefusedPageIsGivenUp(t *testing.T) {
@@ -273,7 +272,7 @@ func aRefusedPageIsGivenUp(t *testing.T) {
 	await(t, ctx, c, "the count", isCount("pricing", 3))
 }
 
-// Two updates that arrive before either of two waiting callers runs wake both callers.
+// Two updates arrive before either of two waiting callers runs. Both callers are woken.
 func TestEveryCallerOfNextGetsAnUpdate(t *testing.T) {
 	c := New(Config{})
 	c.mu.Lock()
@@ -311,14 +310,14 @@ func onlyTheNewestOfEachTopicWaits(t *testing.T) {
 	c.Join("p")
 	ctx := start(t, c)
 
-	// Nobody reads until all frames have arrived.
+	// The test does not read until all frames have arrived.
 	for c.mu.Lock(); c.pending["unread"] == nil; c.mu.Lock() {
 		c.mu.Unlock()
 		time.Sleep(time.Millisecond)
 	}
 	c.mu.Unlock()
 
-	// The status, the newest count of the page, and unread: no count of pages that nobody asked for.
+	// Expected are the status, the newest count of the page, and unread; no count of pages that were not asked for.
 	var got []Update
 	await(t, ctx, c, "unread", func(u Update) bool {
 		got = append(got, u)
@@ -326,11 +325,11 @@ func onlyTheNewestOfEachTopicWaits(t *testing.T) {
 		return ok
 	})
 	if len(got) != 3 || !isCount("p", 999)(got[1]) {
-		t.Errorf("%+v", got)
+		t.Errorf("the updates are %+v", got)
 	}
 }
 
-// A server that is about to end asks for a reconnect: the old connection stays until the new one works.
+// A server that is about to end asks clients to reconnect. The old connection stays until the new one works.
 func TestAReconnectFrameIsObeyed(t *testing.T) { synctest.Test(t, aReconnectFrameIsObeyed) }
 
 func aReconnectFrameIsObeyed(t *testing.T) {
@@ -340,7 +339,7 @@ func aReconnectFrameIsObeyed(t *testing.T) {
 			s.hear(`{"type":"join","page":"p"}`)
 			s.say(`{"type":"reconnect","after_ms":20}`)
 			<-second
-			// Frames of an old connection are ignored. The client may also have closed it.
+			// Frames of the old connection are ignored. The client may have closed it already.
 			_ = s.ws.Write(s.ctx, websocket.MessageText,
 				[]byte(`{"type":"count","page":"p","count":7,"updated_at":null,"version":"1-7"}`))
 			s.stay()
@@ -365,7 +364,7 @@ func aReconnectFrameIsObeyed(t *testing.T) {
 	})
 }
 
-// closedConn notes that it was closed.
+// closedConn records that it was closed.
 type closedConn struct {
 	net.Conn
 	once   sync.Once
@@ -377,8 +376,8 @@ func (c *closedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// A connection that the server or the network has ended is closed here, too, and does not wait for a collector of
-// garbage.
+// A connection that the server or the network has ended is closed by the client, too, without a wait for the garbage
+// collector.
 func TestALostConnectionIsClosed(t *testing.T) { synctest.Test(t, aLostConnectionIsClosed) }
 
 func aLostConnectionIsClosed(t *testing.T) {
@@ -430,7 +429,7 @@ func TestServerNoOtherHostGetsTheKey(t *testing.T) {
 	}))
 	defer other.Close()
 
-	// Another name of the same machine is another host.
+	// Another name of the same machine counts as another host.
 	elsewhere := strings.Replace(other.URL, "127.0.0.1", "localhost", 1)
 
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -453,13 +452,13 @@ func TestServerNoOtherHostGetsTheKey(t *testing.T) {
 	}
 }
 
-// The script never answers a heartbeat, so the client dials again.
+// A server that never answers a heartbeat is silent, so the client dials again.
 func TestSilenceEndsAConnection(t *testing.T) { synctest.Test(t, silenceEndsAConnection) }
 
 func silenceEndsAConnection(t *testing.T) {
 	defer func(d time.Duration) { maxSilence = d }(maxSilence)
 	maxSilence = 50 * time.Millisecond
-	second := make(chan struct{}) // the test may end before this connection can say anything
+	second := make(chan struct{}) // the test may end before this connection sends anything
 	s := newScript(t,
 		func(s *stage) {
 			s.hear(`{"type":"heartbeat"}`)
@@ -479,10 +478,11 @@ func silenceEndsAConnection(t *testing.T) {
 	}
 }
 
-// By the wall clock, a connection that ends after the clock was set back by an hour would seem to live for an hour.
+// The age of a connection is measured by the monotonic clock: by the wall clock, a connection from before the clock was
+// set back an hour would seem to be alive for an hour.
 func TestHeardAtIsOnTheMonotonicClock(t *testing.T) {
 	if at := new(Conn).HeardAt(); at == at.Round(0) {
-		t.Error(at)
+		t.Errorf("%s has no monotonic reading", at)
 	}
 }
 
@@ -505,7 +505,7 @@ func TestOnlyANewConnectionMayLowerAVersion(t *testing.T) {
 		t.Errorf("count %d after an old frame of the same connection", got)
 	}
 
-	// A new connection may reach a server that has lost everything.
+	// A new connection may reach a server that has lost all data, and has lower versions.
 	c.conn, c.fresh = &Conn{}, map[string]bool{}
 	if got := take(0, Version{}); got != 0 {
 		t.Errorf("count %d after a server that knows nothing", got)
@@ -514,11 +514,11 @@ func TestOnlyANewConnectionMayLowerAVersion(t *testing.T) {
 	c.conn = nil
 	c.Unsubscribe("p")
 	if _, known := c.Count("p"); known {
-		t.Error("a page that is not wanted is known")
+		t.Error("the client still knows a page that it left")
 	}
 }
 
-// calls returns an API whose calls all get one answer, and how the last call was made.
+// calls returns an API whose calls all get the same answer, and a text about the last call.
 func calls(status int, header, body string) (*API, *string) {
 	asked := new(string)
 	web := &http.Client{Transport: answering(func(w http.ResponseWriter, r *http.Request) {
@@ -549,7 +549,7 @@ var errSeen = errors.New("seen")
 func TestCalls(t *testing.T) {
 	const page = `{"page":"a/b","count":3,"updated_at":null,"version":"1-2"}`
 	const counter = `{"key":"n/1","kind":"sum","value":5,"version":"1-2","member":true}`
-	const signed = " key id site Bearer token" // the headers that every call has
+	const signed = " key id site Bearer token" // the headers of every call
 
 	for _, tc := range []struct {
 		answer string
@@ -676,7 +676,7 @@ func TestCalls(t *testing.T) {
 				return fmt.Sprint(top, errors.Is(err, errSeen)), nil
 			}, "GET /-/top/events?n=5", "{[{p 3}] true} true"},
 	} {
-		// A hold has its user's new id in a cookie.
+		// The answer to a hold has the user's new id in a cookie.
 		header := "Idempotent-Replay: true"
 		if strings.HasPrefix(tc.asks, "PUT /a") {
 			header = "Set-Cookie: headcount_id_site=new.id; Path=/"
@@ -691,7 +691,7 @@ func TestCalls(t *testing.T) {
 	}
 }
 
-// A connection that is lost in the middle of an event is no message that cannot be understood.
+// A connection that is lost in the middle of an event is an outage, and not a malformed message.
 func TestAnEventThatBreaksOffIsNone(t *testing.T) {
 	const user = "event: user\ndata: {\"user\":\"a\",\"online\":true}\n\n"
 	for cut := range len(user) {
@@ -714,7 +714,7 @@ func TestRefusalsAreErrors(t *testing.T) {
 		t.Errorf("Decrement = %v", err)
 	}
 
-	// An answer of a proxy is no JSON, but an error with its text.
+	// An answer of a proxy may be no JSON: then its text is the error.
 	api, _ = calls(http.StatusServiceUnavailable, "Retry-After: 2", "a proxy's page")
 	_, err = api.Counter(t.Context(), "n")
 	if e, ok := errors.AsType[*Error](err); !ok || e.Status != 503 || e.RetryAfter != 2*time.Second || !e.Temporary() ||
@@ -722,7 +722,7 @@ func TestRefusalsAreErrors(t *testing.T) {
 		t.Errorf("Counter = %v", err)
 	}
 
-	// A call over the limit is an answer, and no error, if the limit itself answers.
+	// A refusal by the limit itself is an answer, not an error.
 	api, _ = calls(http.StatusTooManyRequests, "", `{"allowed":false,"limit":9,"remaining":0,"reset_after_ms":10}`)
 	if v, err := api.Limit(t.Context(), "l", Limit{Limit: 9, Window: time.Second}); err != nil || v.Allowed {
 		t.Errorf("Limit = %+v, %v", v, err)
@@ -734,7 +734,7 @@ func TestRefusalsAreErrors(t *testing.T) {
 		t.Errorf("Limit = %v", err)
 	}
 
-	// Answers that are not the counter n.
+	// Answers about something else than the counter n.
 	for _, answer := range []string{
 		"", "[]", `{"key":"another","value":1,"version":"1-1"}`, `{"key":"n","value":1.5,"version":"1-1"}`,
 		`{"key":"n","value":1,"version":"1"}`,

@@ -71,7 +71,7 @@ func TestParseFrame(t *testing.T) {
 	}
 }
 
-// The fast parser agrees with the slow one on every frame that it accepts.
+// The fast parser agrees with the slow one about every frame that it accepts.
 func FuzzParseFrame(f *testing.F) {
 	f.Add([]byte(`{"type":"count","page":"p","count":12,"updated_at":null,"version":"7-8","stale":false}`))
 	f.Add([]byte(`{"type":"count","page":"p","count":12,"updated_at":"2030-10-10T12:11:42Z","version":"7-8"}`))
@@ -100,7 +100,7 @@ func TestVersionsAreOrdered(t *testing.T) {
 		return v
 	}
 
-	// Numbers are compared as numbers, not as text.
+	// The parts of a version are compared as numbers, not as text.
 	ordered := []string{"0-0", "0-9", "0-10", "1-0", "1700000000000-1", "1700000000001-0"}
 	for i := range ordered {
 		for j := range ordered {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The program of docs/guide.md compiles next to a checkout, in both of the guide's ways.
+// The program of docs/guide.md compiles next to a checkout, in both ways that the guide describes.
 func TestServerProgramOfTheGuide(t *testing.T) {
 	guide, err := os.ReadFile("../docs/guide.md")
 	if err != nil {

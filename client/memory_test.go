@@ -45,10 +45,10 @@ func (p *pipes) connect(ctx context.Context, _, _ string) (net.Conn, error) {
 	}
 }
 
-// eager is the server's end of a connection, which takes what is written at once, as the buffers of a socket do.
+// eager is the server's end of a connection. It accepts at once what is written, like the buffers of a socket.
 type eager struct {
 	net.Conn
-	more chan struct{} // holds one: data or closed has changed
+	more chan struct{} // has room for one: data or closed has changed
 
 	mu     sync.Mutex
 	data   []byte
@@ -99,12 +99,12 @@ func (e *eager) send() {
 	}
 }
 
-// answering is the transport of an HTTP client whose requests a handler answers.
+// answering is the transport of an HTTP client. A handler answers its requests.
 type answering http.HandlerFunc
 
 func (a answering) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.Body == nil {
-		req.Body = http.NoBody // as a server has it
+		req.Body = http.NoBody // as on a server
 	}
 
 	w := httptest.NewRecorder()

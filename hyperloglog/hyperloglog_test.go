@@ -37,8 +37,8 @@ func numbered(r *Registers, set, n int) {
 	r.Add(all...)
 }
 
-// TestErrors: the estimate of one set, from 10 members to 10 million, is never off by more than four standard errors,
-// and the errors of many sets have the promised size.
+// TestErrors: the estimate of one set, from 10 members to 10 million, is off by at most four standard errors, and over
+// many sets the error has the promised size.
 func TestErrors(t *testing.T) {
 	var r Registers
 	r.b = new(Union).dense()
@@ -60,7 +60,7 @@ func TestErrors(t *testing.T) {
 		}
 	}
 
-	// One set says little about the error: many sets together have the promised one.
+	// One set says little about the error, so this measures it over many sets.
 	const sets, size = 100, 20_000
 	squares := 0.0
 	for set := range sets {
@@ -109,7 +109,7 @@ func TestAddReportsChanges(t *testing.T) {
 
 		before := r.Clone()
 		if r.Add("new", "new") || !bytes.Equal(before.b, r.b) {
-			t.Errorf("%d members: adding one of them changed something", size)
+			t.Errorf("with %d members, adding a known one changed the registers", size)
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 
 var includes = regexp.MustCompile(`(?m)^` + include + `(\S+)\n`)
 
-// TestEveryFileIsAScriptOrIncluded compares the list of names with the files.
+// TestEveryFileIsAScriptOrIncluded compares the list of script names with the files.
 func TestEveryFileIsAScriptOrIncluded(t *testing.T) {
 	all, err := fs.Glob(files, "*.lua")
 	if err != nil {
@@ -39,19 +39,19 @@ func TestEveryFileIsAScriptOrIncluded(t *testing.T) {
 	}
 }
 
-// TestOneEnvelope: only one file builds what is published.
+// TestOneEnvelope: only publish.lua builds what is published.
 func TestOneEnvelope(t *testing.T) {
 	for _, name := range slices.Concat(Presence, Webhooks, Rows) {
 		own := read(string(name) + ".lua")
 		source := name.Source()
 		if includes.MatchString(source) {
-			t.Errorf("%s has an include left", name)
+			t.Errorf("%s has an include that was not resolved", name)
 		}
 
 		for i, line := range strings.Split(own, "\n") {
 			if code, _, _ := strings.Cut(line, "--"); strings.Contains(code, "PUBLISH") ||
 				strings.Contains(code, `'publications'`) {
-				t.Errorf("%s.lua:%d: %q does what publish.lua is for", name, i+1, line)
+				t.Errorf("%s.lua:%d: %q builds a publication, which only publish.lua may do", name, i+1, line)
 			}
 		}
 

@@ -275,8 +275,8 @@ func TestCountersThatDoNotExist(t *testing.T) {
 	})
 }
 
-// TestManyQuestions: of different public questions one is answered at a time, some wait a little, and the others are
-// 429. Servers and ordinary calls notice nothing, and later all is as before.
+// TestManyQuestions: different public questions are answered one at a time. Some wait a little, and the others get 429.
+// Servers and ordinary calls are not affected, and later everything is as before.
 func TestManyQuestions(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, store *slow) {
 		var calls []string
@@ -297,7 +297,7 @@ func TestManyQuestions(t *testing.T) {
 
 			// A pause of three times a computation would be longer.
 			if counts[200] != 5 || counts[429] != 95 || time.Since(began) != 5*takes+4*maxPause {
-				t.Errorf("%v after %s", counts, time.Since(began))
+				t.Errorf("the statuses are %v after %s", counts, time.Since(began))
 			}
 		})
 
@@ -309,7 +309,7 @@ func TestManyQuestions(t *testing.T) {
 		s.want("POST /votes:1/increment", "", 200, one("votes:1", "sum", 1, "1"))
 		s.want("GET /votes:1", "", 200, one("votes:1", "sum", 1, "1"))
 		if time.Since(began) != 0 {
-			t.Errorf("ordinary calls took %s", time.Since(began))
+			t.Errorf("ordinary calls took %s, want no time", time.Since(began))
 		}
 
 		s.want("GET /hits:1/window?last=2d", "", 200, `{"key":"hits:1","last":"2d","value":0}`)
@@ -319,13 +319,13 @@ func TestManyQuestions(t *testing.T) {
 
 		wg.Wait()
 		if w := s.do("GET /hits:1/range?step=1h", ""); w.Code != 200 || time.Since(began) != 6*takes+5*maxPause {
-			t.Errorf("after the pause: %d after %s", w.Code, time.Since(began))
+			t.Errorf("after the pause a question is answered %d after %s", w.Code, time.Since(began))
 		}
 	})
 }
 
-// TestQuestionsOfOneAddress: an address that asks different questions all the time does not keep others from theirs,
-// nor from one that it has just asked.
+// TestQuestionsOfOneAddress: an address that keeps asking different questions does not delay the questions of others,
+// nor one of them that it has just asked.
 func TestQuestionsOfOneAddress(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, _ *slow) {
 		began := time.Now()
@@ -339,7 +339,7 @@ func TestQuestionsOfOneAddress(t *testing.T) {
 					if w := s.do(window(30+int(asked.Add(1))%2000), "", from(1)); w.Code == 429 {
 						wantProblem(t, w, 429, "ask again later")
 						if w.Header().Get("Retry-After") == "" {
-							t.Error("no Retry-After")
+							t.Error("a refusal lacks Retry-After")
 						}
 
 						refused.Add(1)
@@ -351,24 +351,25 @@ func TestQuestionsOfOneAddress(t *testing.T) {
 
 		for i := range 4 {
 			time.Sleep(50 * time.Millisecond)
-			const own = 3 * (takes + maxPause) // after one that is computed and one that waits
+			const own = 3 * (takes + maxPause) // after one under way and one that waits
 			for call, longest := range map[string]time.Duration{
 				fmt.Sprintf("GET /hits:%d/range?step=1h", 2+i): own,
-				window(30 + int(asked.Load())%2000):            turnWait + own, // which that address may give up first
+				// The busy address may give this one up first.
+				window(30 + int(asked.Load())%2000): turnWait + own,
 			} {
 				at := time.Now()
 				if w := s.do(call, "", from(2)); w.Code != 200 || time.Since(at) > longest {
-					t.Errorf("%s of another address: %d after %s", call, w.Code, time.Since(at))
+					t.Errorf("the question %s of another address is answered %d after %s", call, w.Code, time.Since(at))
 				}
 			}
 		}
 
 		wg.Wait()
 		if refused.Load() == 0 {
-			t.Error("nothing was refused")
+			t.Error("no question of the busy address was refused")
 		}
 
-		// Those who ask the same share an answer, however many they are.
+		// All callers with the same question share an answer, however many they are.
 		same := make(chan int)
 		for range 3 * bounds.QuestionsOfAddress.Max {
 			go func() { same <- s.do("GET /hits:9/window?last=1h", "", from(3)).Code }()
@@ -376,13 +377,13 @@ func TestQuestionsOfOneAddress(t *testing.T) {
 
 		for range 3 * bounds.QuestionsOfAddress.Max {
 			if code := <-same; code != 200 {
-				t.Errorf("one of many with the same question: %d", code)
+				t.Errorf("one of many callers with the same question got %d, want 200", code)
 			}
 		}
 	})
 }
 
-// TestPublicTop: the questions about what gained most are questions, too, and a few less of them are the same one.
+// TestPublicTop: requests for top lists count as questions, and similar lengths of lists are the same question.
 func TestPublicTop(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, _ *slow) {
 		for n := range 3 {
@@ -394,7 +395,7 @@ func TestPublicTop(t *testing.T) {
 			t.Helper()
 			if w := s.do(fmt.Sprint("GET ", TopRoot, "?match=hits:*&last=1h&n=", n),
 				""); text(w) != `{"match":"hits:*","last":"1h","top":[`+want+`]}` {
-				t.Errorf("%d %s, want %s", w.Code, w.Body, want)
+				t.Errorf("the list is answered %d %s, want %s", w.Code, w.Body, want)
 			}
 		}
 

@@ -14,7 +14,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// A client that waits for the server to read what it sent is not closed.
+// A client that waits for the server to read what it has sent is not closed.
 func TestServerConnLimiterOurOwnSlowness(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -42,7 +42,7 @@ func TestServerConnLimiterOurOwnSlowness(t *testing.T) {
 	testkit.Eventually(t, "the request", func() bool { return unreadBytes(sent) })
 	time.Sleep(progressTimeout)
 
-	// The one that has sent its request waits for this server, which is not its fault, so the silent one makes room.
+	// The client that has sent its request waits for this server. That is not its fault, so the silent one makes room.
 	s.says(wholeRequest)
 	next := accept()
 	if cl.short[silent] != nil || cl.short[sent] == nil || cl.short[next] == nil || s.evicted.Load() != 1 {
@@ -50,7 +50,7 @@ func TestServerConnLimiterOurOwnSlowness(t *testing.T) {
 			cl.short[silent], cl.short[sent], cl.short[next], s.evicted.Load())
 	}
 
-	// Both that are left wait for this server, so the newcomer waits until a place becomes free.
+	// Both remaining clients wait for this server, so a newcomer waits until a place becomes free.
 	time.Sleep(progressTimeout)
 	s.says("")
 	began := time.Now()

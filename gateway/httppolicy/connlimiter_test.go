@@ -46,7 +46,7 @@ func newLimitedServer(t *testing.T, limit int) *limitedServer {
 				return
 			}
 
-			// A hijacked connection is no short one, and the test's to close.
+			// A hijacked connection is no short one any more, and the test closes it.
 			c, _, err := w.(http.Hijacker).Hijack()
 			if err != nil {
 				t.Error(err)
@@ -110,8 +110,8 @@ const (
 	halfRequest  = "GET /-/ws HTTP/1.1\r\nHost: x\r\n"
 )
 
-// Behind a real server a ConnLimiter learns from each connection whether it has sent something, whether it made a step,
-// and when it is a long one. How long each may stay is tested in memory.
+// Behind a real server a ConnLimiter learns whether a connection has sent something, whether it has made a step, and
+// when it becomes a long one. How long each may stay is tested in memory.
 func TestServerConnLimiter(t *testing.T) {
 	t.Parallel()
 	t.Log("long connections take no place, and no client is closed while there is room")
@@ -125,7 +125,7 @@ func TestServerConnLimiter(t *testing.T) {
 
 	testkit.Eventually(t, "no short connection", func() bool { return s.short() == 0 })
 	if n := s.evicted.Load(); n != 0 {
-		t.Errorf("%d had to go", n)
+		t.Errorf("%d connections were evicted, want none", n)
 	}
 
 	t.Log("a client that has sent a part does not go before one that has sent nothing")
@@ -139,19 +139,19 @@ func TestServerConnLimiter(t *testing.T) {
 
 	silent := s.says("")
 	testkit.Eventually(t, "two short connections", func() bool { return s.short() == 2 })
-	time.Sleep(silenceTimeout) // it has had its time
+	time.Sleep(silenceTimeout) // until the silent client has had its time
 
 	if err := s.answered(s.says(wholeRequest)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := silent.Read(make([]byte, 1)); err == nil {
-		t.Error("the silent one is still there")
+		t.Error("the silent connection was not evicted")
 	}
 	if _, err := io.WriteString(half, "\r\n"); err != nil {
 		t.Error(err)
 	}
 	if err := s.answered(half); err != nil {
-		t.Errorf("one that had sent a part had to go: %v", err)
+		t.Errorf("a connection that had sent a part was evicted: %v", err)
 	}
 
 	t.Log("a connection whose last step was earlier is closed first")
@@ -170,7 +170,7 @@ func TestServerConnLimiter(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := s.answered(first); err != nil {
-			t.Fatalf("the one that asks again is gone: %v", err)
+			t.Fatalf("a connection with a second request was evicted: %v", err)
 		}
 	}
 
@@ -179,14 +179,14 @@ func TestServerConnLimiter(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := second.Read(make([]byte, 1)); err == nil {
-		t.Error("the half handshake is still there")
+		t.Error("the half handshake was not evicted")
 	}
 
 	ask()
 }
 
-// A client that sends its request is served, however many do not. Those make room, the oldest first, and never more
-// than is needed.
+// A client that sends its request is served, however many clients send nothing or a part. These make room, the oldest
+// first, and no more of them than necessary.
 func TestConnLimiterHalfHandshakes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit, apart = 8, 10 * time.Millisecond
@@ -198,7 +198,7 @@ func TestConnLimiterHalfHandshakes(t *testing.T) {
 			time.Sleep(apart)
 		}
 
-		// accepts lets one more come, and returns how long it waited.
+		// accepts connects one more client, and returns how long it waited.
 		accepts := func() time.Duration {
 			t.Helper()
 			began := time.Now()
@@ -208,31 +208,31 @@ func TestConnLimiterHalfHandshakes(t *testing.T) {
 		}
 
 		if waited := accepts(); waited != progressTimeout-limit*apart {
-			t.Errorf("behind half handshakes it waited %s", waited)
+			t.Errorf("behind half handshakes a client waited for %s", waited)
 		}
 		if n := cl.evicted.(*tally).Load(); n != 1 {
-			t.Errorf("%d had to go, want one", n)
+			t.Errorf("%d connections were evicted, want 1", n)
 		}
 		if _, err := clients[0].Read(make([]byte, 1)); err == nil {
-			t.Error("the oldest half handshake is still there")
+			t.Error("the oldest half handshake was not evicted")
 		}
 
-		// When the clients that are left have had their time, too, nobody waits for them.
+		// When the other clients have had their time, too, no client waits for them.
 		time.Sleep(progressTimeout)
 		for range limit - 1 {
 			if waited := accepts(); waited != 0 {
-				t.Errorf("it waited %s", waited)
+				t.Errorf("a client waited for %s, want no time", waited)
 			}
 		}
 
 		if len(cl.short) != limit {
-			t.Errorf("%d short connections", len(cl.short))
+			t.Errorf("there are %d short connections", len(cl.short))
 		}
 	})
 }
 
-// A client that has sent something does not wait long for clients that have sent nothing, however many come: their
-// places become free first, also before those of clients that have sent a part.
+// A client that sends something does not wait long for clients that send nothing, however many these are: their places
+// become free first, even before those of clients that have sent a part.
 func TestConnLimiterSilentConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 10
@@ -253,18 +253,19 @@ func TestConnLimiterSilentConnections(t *testing.T) {
 		}
 
 		if longest != silenceTimeout {
-			t.Errorf("one waited %s, want the time in which a client may be silent, %s", longest, silenceTimeout)
+			t.Errorf("a client waited for %s, want at most the time in which a client may be silent, %s",
+				longest, silenceTimeout)
 		}
 		if n := cl.evicted.(*tally).Load(); n < 100 {
-			t.Errorf("%d had to go", n)
+			t.Errorf("%d connections were evicted", n)
 		}
 		if cl.short[half] == nil || time.Since(came) >= progressTimeout {
-			t.Errorf("one that had sent a part had to go first, in %s", time.Since(came))
+			t.Errorf("a connection that had sent a part was evicted first, after %s", time.Since(came))
 		}
 	})
 }
 
-// While all clients are new, the next one waits. Closing the ConnLimiter ends that.
+// While all clients are new, the next one waits. Closing the ConnLimiter ends its wait.
 func TestConnLimiterClosesWhileOneWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cl, conns, _ := acceptAll(t, 1, 1)
@@ -281,18 +282,17 @@ func TestConnLimiterClosesWhileOneWaits(t *testing.T) {
 
 		synctest.Wait()
 		if len(ended) > 0 {
-			t.Fatal("it does not wait")
+			t.Fatal("the next client does not wait")
 		}
 
 		_ = cl.Close()
 		if err := <-ended; !errors.Is(err, net.ErrClosed) {
-			t.Errorf("it was accepted by a closed ConnLimiter: %v", err)
+			t.Errorf("a closed ConnLimiter accepted a client: %v", err)
 		}
 	})
 }
 
-// A connection with a long request, of which HTTP/2 has several, is not a short one until the
-// last of them is over.
+// A connection with a long request, of which HTTP/2 has several, is not a short one until the last of them has ended.
 func TestLongRequestOnSharedConnection(t *testing.T) {
 	cl, conns, _ := acceptAll(t, 1, 1)
 	c := conns[0]
@@ -313,7 +313,7 @@ func TestLongRequestOnSharedConnection(t *testing.T) {
 
 	cl.State(c, http.StateIdle)
 	one()
-	short(0) // one of its two requests still lasts
+	short(0) // one of the two requests goes on
 	two()
 	short(1)
 
@@ -322,13 +322,13 @@ func TestLongRequestOnSharedConnection(t *testing.T) {
 	over()
 	short(0)
 	if len(cl.shared.long) != 0 {
-		t.Fatal("a closed connection is remembered")
+		t.Fatal("a closed connection is still remembered")
 	}
 
-	Stay(t.Context())() // of a server without a ConnLimiter
+	Stay(t.Context())() // as on a server without a ConnLimiter
 }
 
-// A request that comes to say that it lasts when its connection is closed already leaves nothing.
+// A request is announced as long when its connection has been closed already. It leaves nothing behind.
 func TestLongRequestOfAClosedConnection(t *testing.T) {
 	cl, conns, _ := acceptAll(t, 1, 1)
 	ctx := cl.Context(t.Context(), conns[0])
@@ -338,7 +338,7 @@ func TestLongRequestOfAClosedConnection(t *testing.T) {
 	Stay(ctx)()
 	cl.call(conns[0])()
 	if len(cl.short) != 0 || len(cl.shared.long) != 0 || len(cl.shared.calls) != 0 || cl.shared.total != 0 {
-		t.Fatalf("a closed connection is remembered: %v %v %v", cl.short, cl.shared.long, cl.shared.calls)
+		t.Fatalf("a closed connection is still remembered: %v %v %v", cl.short, cl.shared.long, cl.shared.calls)
 	}
 }
 
@@ -377,8 +377,7 @@ func acceptOne(t *testing.T, cl *ConnLimiter) (conn, client net.Conn) {
 	return conn, client
 }
 
-// Of connections that carry several calls the one with the most makes room, and no one has to
-// go for its only call.
+// Among connections with several calls the one with the most makes room. No connection is closed for its only call.
 func TestConnLimiterBoundsCallsOfSharedConnections(t *testing.T) {
 	cl, conns, clients := acceptAll(t, 4, 3)
 	calls := func(want int) {
@@ -398,21 +397,21 @@ func TestConnLimiterBoundsCallsOfSharedConnections(t *testing.T) {
 	}
 
 	calls(4)
-	lasting := cl.stay(conns[1]) // one of its calls is none any more
+	lasting := cl.stay(conns[1]) // one of its calls becomes a long one, and does not count
 	calls(3)
 	overs = append(overs, cl.call(conns[1]))
 	calls(4)
 
-	overs = append(overs, cl.call(conns[2])) // and the connection with three has to go
+	overs = append(overs, cl.call(conns[2])) // now the connection with three calls is evicted
 	calls(2)
 
 	_ = clients[1].SetReadDeadline(time.Now().Add(testkit.Timeout))
 	if _, err := clients[1].Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("the one with the most calls is there: %v", err)
+		t.Errorf("the connection with the most calls was not evicted: %v", err)
 	}
 
 	if n := cl.evicted.(*tally).Load(); n != 1 {
-		t.Errorf("%d had to go", n)
+		t.Errorf("%d connections were evicted, want 1", n)
 	}
 
 	lasting()
@@ -424,14 +423,14 @@ func TestConnLimiterBoundsCallsOfSharedConnections(t *testing.T) {
 	calls(0)
 	if _, remembered := cl.shared.calls[conns[1]]; remembered || cl.short[conns[1]] != nil ||
 		cl.shared.long[conns[1]] != 0 {
-		t.Error("the closed one is remembered")
+		t.Error("the closed connection is still remembered")
 	}
 
-	// A connection makes room with one of its calls, and never with its only one: each of these stays.
+	// No connection is evicted for its only call: all of these stay.
 	cl, conns, _ = acceptAll(t, 1, 1)
 	for range 3 {
 		cl.call(conns[len(conns)-1])
-		cl.stay(conns[len(conns)-1]) // the call lasts
+		cl.stay(conns[len(conns)-1]) // the call becomes a long one
 		c, _ := acceptOne(t, cl)
 		conns = append(conns, c)
 	}
@@ -441,7 +440,7 @@ func TestConnLimiterBoundsCallsOfSharedConnections(t *testing.T) {
 	}
 	calls(len(conns))
 	if n := cl.evicted.(*tally).Load(); n != 0 {
-		t.Errorf("%d had to go for their only call", n)
+		t.Errorf("%d connections were evicted for their only call, want none", n)
 	}
 }
 
@@ -460,7 +459,7 @@ func TestAddressesOfOneCustomer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a, b := Customer(netip.MustParseAddr(tc.a)), Customer(netip.MustParseAddr(tc.b))
 			if (a == b) != tc.same {
-				t.Fatalf("%s and %s", a, b)
+				t.Fatalf("%s and %s must count as one customer's, or not: the opposite is the case", a, b)
 			}
 		})
 	}

@@ -11,12 +11,12 @@ import (
 	"headcount/gateway/identity"
 )
 
-// transport says of every client whether it speaks TLS.
+// transport says of every request whether it came over TLS.
 type transport bool
 
 func (secure transport) Secure(*http.Request) bool { return bool(secure) }
 
-// newOriginServer answers as a gateway might, behind CORS.
+// newOriginServer returns a handler that answers as a gateway might, behind CORS.
 func newOriginServer(t testing.TB, secure bool, patterns ...string) http.Handler {
 	t.Helper()
 	origins, err := identity.NewOrigins(patterns)
@@ -71,7 +71,7 @@ func TestCORS(t *testing.T) {
 		"PUT, allowed":             {"PUT", "/p/counter", ok, nil, 200, true, "Origin"},
 		"PUT, own":                 {"PUT", "/p/counter", own, nil, 200, true, "Origin"},
 		"PUT, not allowed":         {"PUT", "/p/counter", evil, nil, 403, false, "Origin"},
-		// Without TLS here, the page over TLS is of another origin.
+		// Without TLS here, a page over TLS has another origin.
 		"PUT, own under https":   {"PUT", "/p/counter", "https://gw.example", nil, 403, false, "Origin"},
 		"DELETE, not allowed":    {"DELETE", "/p/follow", evil, nil, 403, false, "Origin"},
 		"events, allowed":        {"GET", "/p/counter/events", ok, nil, 200, true, "Origin"},
@@ -83,7 +83,7 @@ func TestCORS(t *testing.T) {
 		"WebSocket, not allowed": {"GET", "/-/ws", evil, nil, 403, false, "Origin"},
 		"WebSocket, own":         {"GET", "/-/ws", own, nil, 200, true, "Origin"},
 		"upgrade elsewhere":      {"GET", "/", evil, []string{"Upgrade", "websocket"}, 403, false, "Origin"},
-		// The escaped slashes belong to the name, so this is no stream, which would be refused.
+		// The escaped slashes belong to the name of the page, so this is no stream, which would be refused.
 		"page named like events": {
 			"GET", "/a%2Fcounter%2Fevents/counter", evil, nil, 200, false, "Accept, Accept-Encoding, Origin",
 		},
@@ -147,6 +147,6 @@ func TestAddVaryKeepsOneLine(t *testing.T) {
 	h := http.Header{"Vary": {"origin, accept", "X"}}
 	AddVary(h, "Accept", "Accept-Encoding", "Origin")
 	if got := strings.Join(h["Vary"], "|"); got != "accept, X, Accept-Encoding, Origin" {
-		t.Fatalf("Vary: %s", got)
+		t.Fatalf("Vary is %q, want one line with each name once", got)
 	}
 }

@@ -33,21 +33,21 @@ func TestWantsHTML(t *testing.T) {
 		"text/html, application/json;q=0.9":                                                     true,
 		"text/html;q=0.9, application/json":                                                     false,
 		"text/html;q=0.9, application/json;q=0.8":                                               true,
-		// HTML is as good as everything else, but it is named.
+		// HTML is as good as all other types, but it is named.
 		"text/html, */*":                                     true,
 		"text/html;q=0.5, */*;q=0.8":                         false,
 		"text/html;q=0.5, */*;q=0.5":                         true,
-		"text/html;q=0.5, */*;q=0.8, application/json;q=0.1": false, // something else is better still
+		"text/html;q=0.5, */*;q=0.8, application/json;q=0.1": false, // another type is better still
 		"text/html, application/*":                           true,
 		"application/*, text/*":                              false,
 		"text/*":                                             true,
 		"text/*, */*;q=0.1":                                  true,
-		"text/*, text/html;q=0":                              false, // the exact one holds
+		"text/*, text/html;q=0":                              false, // the exact type decides
 		"text/*;q=0, text/html":                              true,
 		"image/png":                                          false,
 		"image/png, */*;q=0.5":                               false,
 		"application/problem+json, text/html":                true,
-		"text/html;q=2":                                      false, // no quality: left out
+		"text/html;q=2":                                      false, // not a quality, so the element is ignored
 		"text/html;q=":                                       false,
 		"text/html;q=-1":                                     false,
 		"text/html;q=1.5":                                    false,
@@ -61,7 +61,7 @@ func TestWantsHTML(t *testing.T) {
 		"text/html;level=1;q=0.4, application/json;q=0.5":    false,
 	} {
 		if got := wantsHTML(accept); got != want {
-			t.Errorf("wantsHTML(%q) = %v", accept, got)
+			t.Errorf("wantsHTML(%q) = %v, want the opposite", accept, got)
 		}
 	}
 }
@@ -91,7 +91,7 @@ func TestWantsGzip(t *testing.T) {
 		"deflate, gzip;q=1.0, *;q=0.5":  true,
 	} {
 		if got := wantsGzip(accept); got != want {
-			t.Errorf("wantsGzip(%q) = %v", accept, got)
+			t.Errorf("wantsGzip(%q) = %v, want the opposite", accept, got)
 		}
 	}
 }
@@ -111,7 +111,7 @@ func TestWantsBrotli(t *testing.T) {
 		"br;q=1.0, gzip;q=0.8, *;q=0.1": true,
 	} {
 		if got := wantsBrotli(accept); got != want {
-			t.Errorf("wantsBrotli(%q) = %v", accept, got)
+			t.Errorf("wantsBrotli(%q) = %v, want the opposite", accept, got)
 		}
 	}
 }
@@ -119,11 +119,11 @@ func TestWantsBrotli(t *testing.T) {
 func TestAcceptMayHaveSeveralLines(t *testing.T) {
 	r := &http.Request{Header: http.Header{"Accept": {"application/json;q=0.5", "text/html"}}}
 	if !WantsHTML(r) {
-		t.Error("the second line does not count")
+		t.Error("the second Accept line is ignored")
 	}
 }
 
-// The order of the elements does not matter, nor does white space.
+// Neither the order of the elements nor white space matters.
 func TestPreferencesHaveNoOrder(t *testing.T) {
 	elements := []string{
 		"text/html", "text/html;q=0.5", "text/html;q=0", "text/*", "text/*;q=0.7", "application/json",
@@ -156,16 +156,16 @@ func FuzzNegotiate(f *testing.F) {
 
 	f.Fuzz(func(t *testing.T, s string) {
 		if wantsHTML(s) && !strings.Contains(strings.ToLower(s), "text/") {
-			t.Fatalf("HTML for %q", s)
+			t.Fatalf("%q gets HTML, which it does not name", s)
 		}
 
 		if wantsGzip(s) && !strings.Contains(strings.ToLower(s), "gzip") && !strings.Contains(s, "*") {
-			t.Fatalf("gzip for %q", s)
+			t.Fatalf("%q gets gzip, which it does not name", s)
 		}
 
 		for value, quality := range qualities(s) {
 			if value == "" || quality < 0 || quality > 1 {
-				t.Fatalf("%q holds %q at %v", s, value, quality)
+				t.Fatalf("%q is parsed to the element %q of quality %v", s, value, quality)
 			}
 		}
 	})
@@ -192,14 +192,14 @@ func TestGzipBytesAppends(t *testing.T) {
 	first := Gzip(nil, src)
 	second := Gzip([]byte("before"), src)
 	if !bytes.HasPrefix(second, []byte("before")) || !bytes.Equal(second[6:], first) {
-		t.Fatal("not appended, or not the same again")
+		t.Fatal("the second result is not appended, or differs from the first")
 	}
 
 	if got := gunzip(t, first); !bytes.Equal(got, src) || len(first) >= len(src) {
-		t.Fatalf("%d bytes of %d became %d", len(first), len(src), len(got))
+		t.Fatalf("%d bytes, compressed from %d, were decompressed to %d", len(first), len(src), len(got))
 	}
 	if got := gunzip(t, Gzip(nil, nil)); len(got) != 0 {
-		t.Fatalf("nothing became %q", got)
+		t.Fatalf("an empty text became %q", got)
 	}
 }
 
@@ -212,7 +212,7 @@ func TestGzipBytesByMany(t *testing.T) {
 			for range 50 {
 				buf = Gzip(buf[:0], src)
 				if !bytes.Equal(gunzip(t, buf), src) {
-					t.Error("another's bytes")
+					t.Error("a goroutine got the bytes of another one")
 					return
 				}
 			}

@@ -35,7 +35,7 @@ func TestWriteProblem(t *testing.T) {
 			map[string]string{"WWW-Authenticate": `Bearer realm="headcount"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// A handler may have begun an answer before it fails.
+			// A handler may have set headers of an answer before it fails.
 			w := httptest.NewRecorder()
 			w.Header().Set("Content-Encoding", "gzip")
 			w.Header().Set(RequestIDHeader, "r")
@@ -91,7 +91,7 @@ func TestProblemOfHeadHasNoBody(t *testing.T) {
 	server := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		Problem(w, http.StatusNotFound, "There is nothing here.")
 	})}
-	_ = server.Serve(&lone{conn: there}) // which goes on with the connection
+	_ = server.Serve(&lone{conn: there}) // the server goes on with the connection
 
 	if _, err := io.WriteString(client, "HEAD / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"); err != nil {
 		t.Fatal(err)
@@ -102,7 +102,7 @@ func TestProblemOfHeadHasNoBody(t *testing.T) {
 	isProblem := strings.HasPrefix(head, "HTTP/1.1 404 ") &&
 		strings.Contains(head, "\r\nContent-Type: application/problem+json")
 	if err != nil || !ok || body != "" || !isProblem {
-		t.Fatalf("%q, %v", answer, err)
+		t.Fatalf("the answer is %q, %v; want a problem without a body", answer, err)
 	}
 }
 
@@ -120,12 +120,12 @@ func FuzzProblemDetail(f *testing.F) {
 			t.Fatalf("%q: %v", w.Body, err)
 		}
 
-		// Text that JSON can hold, and that is not too long, comes as it is.
+		// Text that is valid in JSON, and not too long, is not changed.
 		if utf8.ValidString(detail) && len(detail) <= maxDetail && got.Detail != detail {
 			t.Fatalf("%q became %q", detail, got.Detail)
 		}
 
-		// Logs and terminals show a body as one line. A character may take six bytes in JSON.
+		// Logs and terminals show a body in one line. A character may take six bytes in JSON.
 		line, ended := strings.CutSuffix(w.Body.String(), "\n")
 		if !ended || len(line) > 6*maxDetail+200 || strings.ContainsAny(line, "\r\n") {
 			t.Fatalf("unsafe body %q", w.Body)
@@ -133,7 +133,7 @@ func FuzzProblemDetail(f *testing.F) {
 
 		if short := shorten(detail, maxDetail); len(short) > maxDetail || utf8.ValidString(detail) &&
 			!utf8.ValidString(short) {
-			t.Fatalf("cut to %q", short)
+			t.Fatalf("the detail was cut to %q", short)
 		}
 	})
 }

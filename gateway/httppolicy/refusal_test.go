@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A Content-Length is seen in any case, and in any pieces.
+// A Content-Length is found in upper and lower case, and however the bytes are split.
 func TestReceivedSeesLengths(t *testing.T) {
 	for text, want := range map[string]bool{
 		"PUT / HTTP/1.1\r\nContent-Length: 5\r\n":          true,
@@ -23,7 +23,7 @@ func TestReceivedSeesLengths(t *testing.T) {
 			}
 
 			if got := r.length.Load(); got != want {
-				t.Errorf("%q in pieces of %d bytes: %v", text, size, got)
+				t.Errorf("%q in pieces of %d bytes: found is %v, want the opposite", text, size, got)
 			}
 		}
 	}

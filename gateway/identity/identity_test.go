@@ -54,7 +54,7 @@ func mustIdentify(t testing.TB, ids *Identities, r *http.Request, query bool) Id
 	return id
 }
 
-// getRequest makes one with headers given as name, value pairs.
+// getRequest returns a GET with headers given as name, value pairs.
 func getRequest(target string, headers ...string) *http.Request {
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
 	u, err := url.Parse(target)
@@ -80,20 +80,20 @@ func TestAnonymousIDComesBack(t *testing.T) {
 		t.Fatalf("signed id %q of %q", first.Signed, first.User)
 	}
 	if first.Hash != ids.Hash(first.User) {
-		t.Fatal("Hash is not that of the user")
+		t.Fatal("the hash of the identity is not that of its user")
 	}
 
 	second := mustIdentify(t, ids, getRequest("/-/ws"), true)
 	if second.User == first.User {
-		t.Fatal("two visitors got one id")
+		t.Fatal("two visitors got the same id")
 	}
 
 	a, b := first.Signed, second.Signed
-	bad := a[:idLen+1] + b[idLen+1:] // the name of one with the signature of the other
+	bad := a[:idLen+1] + b[idLen+1:] // the name of the first with the signature of the second
 	for name, tc := range map[string]struct {
 		r     *http.Request
 		query bool
-		want  string // user; empty: a new one
+		want  string // the user; empty: a new one
 	}{
 		"cookie":                  {getRequest("/", "Cookie", "headcount_id="+a), false, first.User},
 		"cookie among others":     {getRequest("/", "Cookie", "x=1; headcount_id="+a+"; y=2"), false, first.User},
@@ -153,7 +153,7 @@ func swapCase(s string) string {
 	}, s)
 }
 
-// Each id that is tried costs a hash, and a request may carry thousands.
+// Trying an id costs a hash, and a request may carry thousands, so only some are tried.
 func TestOnlySoManyIDsAreTried(t *testing.T) {
 	ids := newTestIDs(t, Config{})
 	valid := ids.issue(presence.DefaultSite).Signed
@@ -161,31 +161,33 @@ func TestOnlySoManyIDsAreTried(t *testing.T) {
 
 	last := getRequest("/", "Cookie", strings.Repeat(forged, maxIDs-1)+"headcount_id="+valid)
 	if id := mustIdentify(t, ids, last, false); id.Fresh {
-		t.Fatal("the last id that may be tried was not")
+		t.Fatal("the last id within the bound was not tried")
 	}
 
 	beyond := getRequest("/", "Cookie", strings.Repeat(forged, maxIDs)+"headcount_id="+valid)
 	if id := mustIdentify(t, ids, beyond, false); !id.Fresh {
-		t.Fatal("more ids were tried than may be")
+		t.Fatal("an id beyond the bound was tried")
 	}
 }
 
+// TestAPageMayWantNothingStored: with storage=none the cookie is not read, and the id of the URL is.
 func TestAPageMayWantNothingStored(t *testing.T) {
 	ids := newTestIDs(t, Config{})
 	valid := ids.issue(presence.DefaultSite)
 	cookie := "headcount_id=" + valid.Signed
 
 	if id := mustIdentify(t, ids, getRequest("/?storage=none", "Cookie", cookie), true); !id.Fresh {
-		t.Error("the cookie was read")
+		t.Error("the cookie was read in spite of storage=none")
 	}
 	if id := mustIdentify(t, ids, getRequest("/?storage=none&id="+valid.Signed), true); id.User != valid.User {
-		t.Error("the id of the URL was not taken")
+		t.Error("the id of the URL was not accepted")
 	}
 	if id := mustIdentify(t, ids, getRequest("/?storage=all", "Cookie", cookie), true); id.User != valid.User {
 		t.Error("the cookie was not read")
 	}
 }
 
+// TestSecretsRotate: with both secrets an id of the old one is accepted and signed again; hashes never change.
 func TestSecretsRotate(t *testing.T) {
 	before := newTestIDs(t, Config{IDSecrets: idSecrets("old")})
 	during := newTestIDs(t, Config{IDSecrets: idSecrets("new", "old")})
@@ -194,24 +196,24 @@ func TestSecretsRotate(t *testing.T) {
 	first := mustIdentify(t, before, getRequest("/"), false)
 	kept := mustIdentify(t, during, getRequest("/", Header, first.Signed), false)
 	if kept.Fresh || kept.User != first.User || kept.Hash != first.Hash {
-		t.Fatalf("%+v became %+v", first, kept)
+		t.Fatalf("the rotation changed the user %+v to %+v", first, kept)
 	}
 
-	// The cookie that the browser keeps has to outlive the old secret.
+	// The browser's cookie must stay valid when the old secret is gone.
 	if kept.Signed == first.Signed {
-		t.Fatal("the id was not signed again, so it ends with the old secret")
+		t.Fatal("the id was not signed again with the new secret")
 	}
 
 	last := mustIdentify(t, after, getRequest("/", Header, kept.Signed), false)
 	if last.Fresh || last.User != first.User {
-		t.Fatalf("%+v became %+v", kept, last)
+		t.Fatalf("the end of the rotation changed the user %+v to %+v", kept, last)
 	}
 
 	if gone := mustIdentify(t, after, getRequest("/", Header, first.Signed), false); !gone.Fresh {
-		t.Fatal("a signature of a secret that is gone held")
+		t.Fatal("a signature of the removed secret was accepted")
 	}
 
-	// Hashes are stored, and a user must not become another one.
+	// Stores contain the hashes, so a user's hash must not change.
 	if during.Hash128("u") != before.Hash128("u") || after.Hash128("u") != before.Hash128("u") ||
 		after.Hash("u") != before.Hash("u") {
 		t.Fatal("a rotation changed a hash")
@@ -278,7 +280,7 @@ func TestSetCookie(t *testing.T) {
 		"header, another's": {
 			getRequest("/", "Headcount-Id", a.Signed, "Cookie", "headcount_id="+b.Signed), known, false, "",
 		},
-		// A link with somebody's id must not make its reader that person for a year.
+		// A link with a person's id must not make its reader that person for a year.
 		"URL, no cookie":  {getRequest("/?id=" + a.Signed), linked, false, ""},
 		"URL, another's":  {getRequest("/?id="+a.Signed, "Cookie", "headcount_id="+b.Signed), linked, false, ""},
 		"URL, bad cookie": {getRequest("/?id="+a.Signed, "Cookie", "headcount_id=x"), linked, false, ""},
@@ -302,7 +304,7 @@ func TestSetCookie(t *testing.T) {
 			"headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax",
 		},
 		"framed, a link": {getRequest("/?storage=partitioned&id=" + a.Signed), linked, true, ""},
-		// A script that an operator permits carries the id on purpose, unlike a link.
+		// Unlike a link, a script that the operator permits carries the id on purpose.
 		"framed, a script": {
 			getRequest("/?storage=partitioned&id="+a.Signed, "Origin", "https://example.com"), linked, true,
 			"headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; Secure; SameSite=None; Partitioned",
@@ -321,7 +323,7 @@ func TestSetCookie(t *testing.T) {
 	}
 }
 
-// A browser deletes the cookie of a frame only where it would also set it: of the same kind.
+// A browser deletes the cookie of a frame only if the deletion has the attributes with which the cookie was set.
 func TestForgetFramedCookie(t *testing.T) {
 	ids := newTestIDs(t, Config{})
 	r := getRequest("/?storage=partitioned", "Cookie", "headcount_id="+ids.issue(presence.DefaultSite).Signed)
@@ -334,8 +336,8 @@ func TestForgetFramedCookie(t *testing.T) {
 	}
 }
 
-// All calls of a browser that has no valid id yet are those of one user, whatever carries its seed or the id
-// that became invalid.
+// All calls of a browser without a valid id are those of one user, whatever carries its seed, or the id that became
+// invalid.
 func TestCallsAtOnceAreOneUser(t *testing.T) {
 	ids := newTestIDs(t, Config{})
 	seed := seedPrefix + strings.Repeat("s", idLen)
@@ -343,12 +345,12 @@ func TestCallsAtOnceAreOneUser(t *testing.T) {
 	void := strings.Repeat("A", idLen) + "." + strings.Repeat("A", idLen)
 	valid := ids.issue(presence.DefaultSite).Signed
 
-	// A browser's first calls run at the same time, and none of them has seen the answer to another.
+	// A browser's first calls are simultaneous, and none of them has the answer to another yet.
 	for name, presented := range map[string]string{"a seed": seed, "an id of a lost secret": void} {
 		t.Run(name, func(t *testing.T) {
 			first := mustIdentify(t, ids, getRequest("/", Header, presented), false)
 			if !first.Fresh || !first.Derived || first.Void != (presented == void) {
-				t.Fatalf("%+v", first)
+				t.Fatalf("the first identity is %+v", first)
 			}
 
 			for how, r := range map[string]*http.Request{
@@ -359,25 +361,25 @@ func TestCallsAtOnceAreOneUser(t *testing.T) {
 				"the old cookie":  getRequest("/", "Cookie", Cookie+"="+presented+"; "+SeedCookie+"="+other),
 			} {
 				if got := mustIdentify(t, ids, r, true); got.User != first.User {
-					t.Errorf("by %s it is another user", how)
+					t.Errorf("by %s the browser is another user", how)
 				}
 			}
 
 			known := mustIdentify(t, ids, getRequest("/", Header, first.Signed), false)
 			if known.Fresh || known.User != first.User {
-				t.Errorf("the issued id is not that user's: %+v", known)
+				t.Errorf("the issued id belongs to another user: %+v", known)
 			}
 
 			both := getRequest("/", Header, presented, "Cookie", Cookie+"="+valid)
 			if got := mustIdentify(t, ids, both, false); got.Signed != valid {
-				t.Error("it is preferred to a valid id")
+				t.Error("the seed is preferred to a valid id")
 			}
 		})
 	}
 
 	one := mustIdentify(t, ids, getRequest("/", Header, seed), false)
 	if mustIdentify(t, ids, getRequest("/", Header, other), false).User == one.User {
-		t.Error("two seeds are one user")
+		t.Error("two seeds give the same user")
 	}
 
 	shop, err := presence.ParseSite("shop")
@@ -386,22 +388,22 @@ func TestCallsAtOnceAreOneUser(t *testing.T) {
 	}
 	elsewhere, err := ids.Identify(getRequest("/", Header, seed), shop, false)
 	if err != nil || elsewhere.User == one.User {
-		t.Errorf("on another site the seed is the same user, or an error: %v", err)
+		t.Errorf("on another site the seed gives the same user, or the error %v", err)
 	}
 
 	shopOwn := newTestIDs(t, Config{Sites: []presence.Site{presence.DefaultSite, shop}})
 	ofAnother := shopOwn.issue(presence.DefaultSite).Signed
 	if got, err := shopOwn.Identify(getRequest("/", Header, ofAnother), shop, false); err != nil || got.Derived {
-		t.Errorf("an id of one site names a user of another: %+v, %v", got, err)
+		t.Errorf("the id of one site gives a user on another: %+v, %v", got, err)
 	}
 
 	if got := mustIdentify(t, ids, getRequest("/?storage=none", "Cookie", SeedCookie+"="+seed), false); got.Derived {
-		t.Error("a page that wants nothing stored was known by a cookie")
+		t.Error("a page with storage=none was identified by a cookie")
 	}
 }
 
-// Servers on one host have a cookie each. A visitor with the default one, from before the settings had another, stays
-// who he is and gets the new one; that of another server is nobody's, and stays.
+// Servers on the same host have different cookies. A visitor with the default cookie, from before the server had its
+// own, stays the same user and gets the new cookie. The cookie of another server is ignored, and kept.
 func TestCookieOfANameOfItsOwn(t *testing.T) {
 	ids := newTestIDs(t, Config{Cookie: "mine"})
 	other := newTestIDs(t, Config{IDSecrets: [][]byte{[]byte("another secret")}})
@@ -446,7 +448,7 @@ func TestCookieOfANameOfItsOwn(t *testing.T) {
 	}
 }
 
-// signToken signs claims by HS256 with secret.
+// signToken signs claims with secret, by HS256.
 func signToken(t testing.TB, secret string, claims jwt.MapClaims) string {
 	t.Helper()
 	s, err := jwt.NewWithClaims(jwt.SigningMethodHS256, claims).SignedString([]byte(secret))
@@ -457,7 +459,7 @@ func signToken(t testing.TB, secret string, claims jwt.MapClaims) string {
 	return s
 }
 
-// signRaw signs any payload, also one that is no claims.
+// signRaw signs any payload, even one that has no claims.
 func signRaw(secret, header, payload string) string {
 	enc := base64.RawURLEncoding
 	text := enc.EncodeToString([]byte(header)) + "." + enc.EncodeToString([]byte(payload))
@@ -468,11 +470,11 @@ func signRaw(secret, header, payload string) string {
 }
 
 func TestTokens(t *testing.T) {
-	// Half a second, since exp may have a fraction.
+	// The time has a fraction, since exp may have one.
 	now := time.Unix(1_900_000_000, 500_000_000)
 	ids := newTestIDs(t, Config{JWTSecret: []byte("s3cret"), Leeway: time.Minute, Now: func() time.Time { return now }})
 	if !ids.tokensRequired() {
-		t.Fatal("a secret requires tokens")
+		t.Fatal("with a JWT secret tokens are not required")
 	}
 
 	const hs = `{"alg":"HS256","typ":"JWT"}`
@@ -485,7 +487,7 @@ func TestTokens(t *testing.T) {
 
 	for name, tc := range map[string]struct {
 		token string
-		user  string // empty: bad
+		user  string // empty: the token is refused
 		why   string
 	}{
 		"plain":              {good, "ada", ""},
@@ -544,7 +546,7 @@ func TestTokens(t *testing.T) {
 			} {
 				id, err := ids.Identify(r, presence.DefaultSite, true)
 
-				// A signature by another party, such as a proxy, says nothing about calls that are public.
+				// A token that another party signed, such as a proxy, does not matter to public calls.
 				others := tc.why == "signature" || tc.why == "algorithm"
 				if checked := ids.CheckToken(r); where == "header" && (checked == nil) != (err == nil || others) {
 					t.Fatalf("%s: CheckToken = %v, Identify = %v", where, checked, err)
@@ -555,10 +557,10 @@ func TestTokens(t *testing.T) {
 						t.Fatalf("%s: Identify = %+v, %v; want a bad token: %s", where, id, err, tc.why)
 					}
 
-					// Errors are logged and answered, and whoever reads a token can use it.
+					// Errors are logged and sent to clients, and whoever sees a token can use it.
 					for part := range strings.SplitSeq(tc.token, ".") {
 						if len(part) > 8 && strings.Contains(err.Error(), part) {
-							t.Fatalf("%s: the error tells the token: %v", where, err)
+							t.Fatalf("%s: the error contains the token: %v", where, err)
 						}
 					}
 
@@ -583,7 +585,8 @@ func signAda(t testing.TB, method jwt.SigningMethod, key any) string {
 	return s
 }
 
-// White space around a secret, such as the newline of a file, may belong to it or not.
+// White space around a secret, such as the newline of a file, may belong to the secret or not. Tokens of both are
+// accepted.
 func TestSecretWithANewline(t *testing.T) {
 	for written, signs := range map[string]map[string]bool{
 		"s3cret":      {"s3cret": true, "s3cret\n": false},
@@ -602,12 +605,12 @@ func TestSecretWithANewline(t *testing.T) {
 	}
 }
 
-// Where issuers and audiences are named, a token has one of each, written exactly so.
+// If issuers and audiences are configured, a token must have one of each, with exactly that spelling.
 func TestTokensForOthers(t *testing.T) {
 	for _, tc := range []struct {
 		issuers, audiences []string
 		claims             string
-		why                string // empty: it is good
+		why                string // empty: accepted
 	}{
 		{[]string{"a", "b"}, nil, `"iss":"b"`, ""},
 		{[]string{"a"}, nil, `"iss":"A"`, "iss"},
@@ -634,6 +637,7 @@ func TestTokensForOthers(t *testing.T) {
 	}
 }
 
+// TestExpiresIsTheTokensEnd: an identity expires with its token, and never if the token has no exp.
 func TestExpiresIsTheTokensEnd(t *testing.T) {
 	now := time.Unix(1_900_000_000, 0)
 	ids := newTestIDs(t, Config{JWTSecret: []byte("s"), Now: func() time.Time { return now }})
@@ -641,13 +645,13 @@ func TestExpiresIsTheTokensEnd(t *testing.T) {
 	ends := signToken(t, "s", jwt.MapClaims{"sub": "a", "exp": now.Unix() + 60})
 	with := mustIdentify(t, ids, getRequest("/", "Authorization", "Bearer "+ends), false)
 	if !with.Expires.Equal(now.Add(time.Minute)) {
-		t.Fatalf("Expires = %v", with.Expires)
+		t.Fatalf("Expires = %v, want the exp of the token", with.Expires)
 	}
 
 	endless := signToken(t, "s", jwt.MapClaims{"sub": "a"})
 	without := mustIdentify(t, ids, getRequest("/", "Authorization", "Bearer "+endless), false)
 	if !without.Expires.IsZero() {
-		t.Fatalf("Expires = %v without exp", without.Expires)
+		t.Fatalf("Expires = %v without exp, want the zero time", without.Expires)
 	}
 }
 
@@ -692,7 +696,7 @@ func TestWhereTokensAreLookedFor(t *testing.T) {
 				t.Fatalf("Identify = %+v, %v; want %q, %v", id, err, tc.user, tc.err)
 			}
 
-			// CheckToken looks where calls look that have no token in their URL, and lets nobody pass as nobody.
+			// CheckToken searches where calls without a token in their URL do, and accepts a missing token as well.
 			_, want := ids.Identify(tc.r, presence.DefaultSite, false)
 			if Nobody(want) {
 				want = nil
@@ -705,7 +709,7 @@ func TestWhereTokensAreLookedFor(t *testing.T) {
 	}
 }
 
-// What is signed is accepted. Anything that differs from it is not.
+// A signed id is accepted. Any text that differs from it is not.
 func TestSignedIDsCannotBeChanged(t *testing.T) {
 	ids := newTestIDs(t, Config{IDSecrets: idSecrets("new", "old")})
 	rapid.Check(t, func(t *rapid.T) {
@@ -721,14 +725,14 @@ func TestSignedIDsCannotBeChanged(t *testing.T) {
 		changed := []byte(signed)
 		changed[rapid.IntRange(0, len(changed)-1).Draw(t, "at")] ^= byte(rapid.IntRange(1, 255).Draw(t, "by"))
 		if _, ok := ids.verify(string(changed), presence.DefaultSite, &tries); ok {
-			t.Fatalf("%q holds, made of %q", changed, signed)
+			t.Fatalf("%q is accepted, which was made of %q", changed, signed)
 		}
 	})
 }
 
 func FuzzIdentifyAnonymous(f *testing.F) {
 	ids := newTestIDs(f, Config{IDSecrets: idSecrets("new", "old")})
-	const user = "AAAAAAAAAAAAAAAAAAAAAA" // the same in every process of the fuzzer
+	const user = "AAAAAAAAAAAAAAAAAAAAAA" // the same user in every process of the fuzzer
 	known := Identity{User: user, Signed: ids.macs[1].sign(presence.DefaultSite, user)}
 	f.Add("id="+known.Signed, known.Signed, "headcount_id="+known.Signed)
 	f.Add("id=%zz&id=;&%69d=+", ".", `headcount_id="`)
@@ -760,7 +764,7 @@ func FuzzToken(f *testing.F) {
 		id, err := ids.fromToken(context.Background(), raw)
 		if err != nil {
 			if !errors.Is(err, ErrBadToken) {
-				t.Fatalf("%v is no bad token", err)
+				t.Fatalf("the error %v is not ErrBadToken", err)
 			}
 			return
 		}
@@ -772,11 +776,11 @@ func FuzzToken(f *testing.F) {
 		}
 
 		if !id.Expires.IsZero() && !now.Before(id.Expires) {
-			t.Fatalf("ended: %+v", id)
+			t.Fatalf("an expired token was accepted: %+v", id)
 		}
 
 		if _, err := ids.fromToken(context.Background(), raw[:len(raw)-1]); !errors.Is(err, ErrBadToken) {
-			t.Fatalf("with a shorter signature: %v", err)
+			t.Fatalf("a token with a shorter signature gets %v", err)
 		}
 	})
 }

@@ -27,7 +27,7 @@ import (
 	"headcount/presence"
 )
 
-// Keys of tests: making an RSA key takes long.
+// Keys of the tests, made once: making an RSA key takes long.
 var (
 	rsaKey = sync.OnceValue(func() *rsa.PrivateKey { return orPanic(rsa.GenerateKey(rand.Reader, 2048)) })
 	ecKey  = sync.OnceValue(func() *ecdsa.PrivateKey {
@@ -51,7 +51,7 @@ func orPanic[T any](v T, err error) T {
 	return v
 }
 
-// keyServer serves a JWK set that tests change, without a network.
+// keyServer serves a JWK set that tests can change, without a network.
 type keyServer struct {
 	hits   atomic.Int32
 	mu     sync.Mutex
@@ -60,7 +60,7 @@ type keyServer struct {
 
 const keysURL = "http://keys.test"
 
-// newIDs returns identities that get their keys here.
+// newIDs returns identities that get their keys from this server.
 func (s *keyServer) newIDs(t testing.TB, cfg Config) *Identities {
 	t.Helper()
 	cfg.JWKSURL = keysURL + cfg.JWKSURL
@@ -70,7 +70,7 @@ func (s *keyServer) newIDs(t testing.TB, cfg Config) *Identities {
 	return ids
 }
 
-// RoundTrip is http.RoundTripper.
+// RoundTrip implements http.RoundTripper.
 func (s *keyServer) RoundTrip(r *http.Request) (resp *http.Response, err error) {
 	s.hits.Add(1)
 	s.mu.Lock()
@@ -78,7 +78,7 @@ func (s *keyServer) RoundTrip(r *http.Request) (resp *http.Response, err error) 
 	s.mu.Unlock()
 
 	defer func() {
-		// net/http ends such an answer in the middle, and a recorder cannot.
+		// net/http would break off such an answer, which a recorder cannot.
 		if recover() == http.ErrAbortHandler {
 			err = io.ErrUnexpectedEOF
 		}
@@ -128,6 +128,7 @@ func judgeToken(ids *Identities, token string) error {
 	return err
 }
 
+// TestKeysGoWithTheirAlgorithm: a key is used only with its own algorithm.
 func TestKeysGoWithTheirAlgorithm(t *testing.T) {
 	s := &keyServer{}
 	s.serveKeys(testJWK("r", rsaKey().Public()), testJWK("e", ecKey().Public()), testJWK("d", edKey().Public()),
@@ -148,7 +149,7 @@ func TestKeysGoWithTheirAlgorithm(t *testing.T) {
 		"no kid":           {signWith(jwt.SigningMethodEdDSA, "", edKey()), nil, nil},
 		"HS256":            {signWith(jwt.SigningMethodHS256, "", []byte("s3cret")), ErrBadToken, nil},
 		"HS256 with a kid": {signWith(jwt.SigningMethodHS256, "r", []byte("s3cret")), ErrBadToken, nil},
-		// Whoever knows the public key must not sign with it as if it were a secret.
+		// The public key must not be usable as if it were a secret.
 		"HS256 by the public key": {signWith(jwt.SigningMethodHS256, "r", publicPEM), ErrBadToken, ErrBadToken},
 		"RS512":                   {signWith(jwt.SigningMethodRS512, "r", rsaKey()), ErrBadToken, ErrBadToken},
 		"PS256":                   {signWith(jwt.SigningMethodPS256, "r", rsaKey()), ErrBadToken, ErrBadToken},
@@ -164,11 +165,11 @@ func TestKeysGoWithTheirAlgorithm(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := judgeToken(only, tc.token); !errors.Is(err, tc.only) {
-				t.Errorf("by JWKS alone: %v, want %v", err, tc.only)
+				t.Errorf("with JWKS alone the token gets %v, want %v", err, tc.only)
 			}
 
 			if err := judgeToken(both, tc.token); !errors.Is(err, tc.both) {
-				t.Errorf("by JWKS and secret: %v, want %v", err, tc.both)
+				t.Errorf("with JWKS and a secret the token gets %v, want %v", err, tc.both)
 			}
 		})
 	}
@@ -182,7 +183,7 @@ func TestKeysRotate(t *testing.T) {
 	s.serveKeys(testJWK("a", a.Public()))
 	ids := s.newIDs(t, Config{Now: clock.Now})
 	if s.hits.Load() != 0 {
-		t.Fatal("keys were fetched before they were needed")
+		t.Fatal("keys were fetched before the first token")
 	}
 
 	for range 3 {
@@ -201,8 +202,7 @@ func TestKeysRotate(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// A new key is also fetched for a token without a key id whose signature fits none
-	// of the known keys.
+	// A new key is also fetched for a token without a key id whose signature fits none of the known keys.
 	s.serveKeys(testJWK("", c.Public()))
 	if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "", c)); err != nil {
 		t.Fatal(err)
@@ -211,9 +211,9 @@ func TestKeysRotate(t *testing.T) {
 		t.Fatalf("%d fetches for three sets", n)
 	}
 
-	// A key that has left the set is no longer good.
+	// A key that was removed from the set is no longer accepted.
 	if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "a", a)); !errors.Is(err, ErrBadToken) {
-		t.Fatalf("a key that left: %v", err)
+		t.Fatalf("a token of a removed key gets %v, want ErrBadToken", err)
 	}
 }
 
@@ -232,10 +232,10 @@ func TestRevokedKeysEnd(t *testing.T) {
 
 		s.serveKeys() // the key is revoked
 		clock.advance(keysFresh + time.Second)
-		_ = judgeToken(ids, token) // the old set serves until the new one is there
+		_ = judgeToken(ids, token) // the old set is used until the new one has been fetched
 		synctest.Wait()
 		if judgeToken(ids, token) == nil {
-			t.Error("a revoked key is still good")
+			t.Error("a token of a revoked key is still accepted")
 		}
 	})
 }
@@ -247,8 +247,8 @@ func TestUnknownKeysAreAskedForSeldom(t *testing.T) {
 	s.serveKeys(testJWK("a", a.Public()))
 	ids := s.newIDs(t, Config{Now: clock.Now})
 
-	// Forged tokens must not make this process flood the server of keys, or the tokens of others wait.
-	for _, kid := range []string{"x", ""} { // made up, or missing
+	// Forged tokens must not make this process flood the key server, nor delay the tokens of others.
+	for _, kid := range []string{"x", ""} { // invented, or missing
 		forged := signWith(jwt.SigningMethodEdDSA, kid, newEdKey())
 		for range 50 {
 			if err := judgeToken(ids, forged); !errors.Is(err, ErrBadToken) {
@@ -258,17 +258,17 @@ func TestUnknownKeysAreAskedForSeldom(t *testing.T) {
 	}
 
 	if n := s.hits.Load(); n != keysBurst {
-		t.Fatalf("%d fetches at once, want %d", n, keysBurst)
+		t.Fatalf("%d simultaneous fetches, want %d", n, keysBurst)
 	}
 
 	if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "a", a)); err != nil {
-		t.Fatalf("a known key meanwhile: %v", err)
+		t.Fatalf("meanwhile a token of a known key gets %v", err)
 	}
 
 	clock.advance(KeysEvery)
 	judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "x", newEdKey()))
 	if n := s.hits.Load(); n != keysBurst+1 {
-		t.Fatalf("%d fetches after a while, want %d", n, keysBurst+1)
+		t.Fatalf("after a while there were %d fetches, want %d", n, keysBurst+1)
 	}
 }
 
@@ -284,20 +284,20 @@ func TestOldKeysServeWhileTheURLIsAway(t *testing.T) {
 
 	s.serveError(http.StatusBadGateway)
 	if err := judgeToken(ids, token); !errors.Is(err, ErrKeysAway) || errors.Is(err, ErrBadToken) {
-		t.Fatalf("without any keys: %v", err)
+		t.Fatalf("without any keys a token gets %v", err)
 	}
 	if err := told.Load(); err == nil || !strings.Contains((*err).Error(), "502") {
-		t.Fatalf("KeysError was told %v", err)
+		t.Fatalf("KeysError received %v, want the status 502", err)
 	}
 
-	// No key can mend this one, so there is nothing to wait for.
+	// No key would make this text a token, so the answer need not wait for keys.
 	if err := judgeToken(ids, "no token"); !errors.Is(err, ErrBadToken) {
-		t.Fatalf("what no key can mend: %v", err)
+		t.Fatalf("a text that is no token gets %v, want ErrBadToken", err)
 	}
 
 	s.serveKeys(testJWK("a", a.Public()))
 	if err := judgeToken(ids, token); err != nil {
-		t.Fatalf("when it is back: %v", err)
+		t.Fatalf("when the key server is back a token gets %v", err)
 	}
 
 	for name, away := range map[string]http.HandlerFunc{
@@ -315,23 +315,25 @@ func TestOldKeysServeWhileTheURLIsAway(t *testing.T) {
 			s.serve(away)
 			told.Store(nil)
 			clock.advance(keysFresh + KeysEvery)
-			for range 2 { // the second one causes no fetch
+			for range 2 { // the second token causes no fetch
 				if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "b", b)); !errors.Is(err, ErrKeysAway) {
-					t.Fatalf("an unknown key, which may be a new one: %v", err)
+					t.Fatalf("a token of an unknown key, which may be new, gets %v, want ErrKeysAway", err)
 				}
 			}
 
 			if err := told.Load(); err == nil || strings.Contains((*err).Error(), "hush") {
-				t.Fatalf("KeysError was told %v", err)
+				t.Fatalf("KeysError received %v, want an error without the secret", err)
 			}
 
 			if err := judgeToken(ids, token); err != nil {
-				t.Fatalf("a known key: %v", err)
+				t.Fatalf("a token of a known key gets %v", err)
 			}
 		})
 	}
 }
 
+// TestSlowKeysHoldNobodyUp: while the key server does not answer, calls give up, and one fetch is under way for all of
+// them.
 func TestSlowKeysHoldNobodyUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &keyServer{}
@@ -352,23 +354,23 @@ func TestSlowKeysHoldNobodyUp(t *testing.T) {
 		for range 4 {
 			wg.Go(func() {
 				if _, err := ids.Identify(r, presence.DefaultSite, false); !errors.Is(err, ErrKeysAway) {
-					t.Errorf("Identify = %v", err)
+					t.Errorf("Identify = %v, want ErrKeysAway", err)
 				}
 			})
 		}
 
 		wg.Wait()
-		<-came      // on a busy machine after all of them have given up
+		<-came      // on a busy machine the fetch may come after all calls have given up
 		ids.Close() // ends the fetch, and waits for it
 		<-gone
 
 		if n := s.hits.Load(); n != 1 {
-			t.Fatalf("%d fetches at once", n)
+			t.Fatalf("%d fetches were made at once, want 1", n)
 		}
 
 		if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "a", newEdKey())); !errors.Is(err, ErrKeysAway) ||
 			s.hits.Load() != 1 {
-			t.Fatalf("after Close: %v", err)
+			t.Fatalf("after Close a token gets %v", err)
 		}
 		ids.Close()
 	})
@@ -379,7 +381,7 @@ func TestParseKeysTakesWhatIsUsable(t *testing.T) {
 	full := func(k jose.JSONWebKey) string { return string(orPanic(json.Marshal(k))) }
 	for name, tc := range map[string]struct {
 		key string
-		alg string // empty: passed over
+		alg string // empty: the key is ignored
 	}{
 		"RSA":            {pub("1", rsaKey().Public()), "RS256"},
 		"P-256":          {pub("1", ecKey().Public()), "ES256"},
@@ -391,7 +393,7 @@ func TestParseKeysTakesWhatIsUsable(t *testing.T) {
 		"for PS256":      {full(jose.JSONWebKey{Key: rsaKey().Public(), Algorithm: "PS256"}), ""},
 		"P-384":          {pub("1", ec384Key().Public()), ""},
 		"weak RSA":       {pub("1", orPanic(rsa.GenerateKey(rand.Reader, 1024)).Public()), ""},
-		// A set that is public has no private keys and no secrets, unless by mistake.
+		// A public set contains private keys or secrets only by mistake.
 		"private":       {pub("1", edKey()), ""},
 		"shared secret": {pub("1", []byte("0123456789abcdef")), ""},
 		"unknown kind":  {`{"kty":"new","kid":"1"}`, ""},
@@ -407,7 +409,7 @@ func TestParseKeysTakesWhatIsUsable(t *testing.T) {
 		"kid not a string": {`{"kty":"RSA","kid":7}`, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// The other keys of the set stay, whatever stands between them.
+			// The other keys of the set are used, whatever stands between them.
 			body := `{"keys":[` + pub("before", edKey().Public()) + "," + tc.key + "," +
 				pub("after", edKey().Public()) + `]}`
 			keys, err := parseKeys([]byte(body))
@@ -430,7 +432,7 @@ func TestParseKeysTakesWhatIsUsable(t *testing.T) {
 
 	many := strings.Repeat(pub("x", edKey().Public())+",", maxKeys) + pub("x", edKey().Public())
 	if keys, err := parseKeys([]byte(`{"keys":[` + many + `]}`)); err != nil || len(keys) != maxKeys {
-		t.Fatalf("%d keys, %v, of one more than %d", len(keys), err, maxKeys)
+		t.Fatalf("of one key more than %[3]d the set has %[1]d, %[2]v", len(keys), err, maxKeys)
 	}
 }
 
@@ -444,12 +446,12 @@ func FuzzParseKeys(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		keys, err := parseKeys(body)
 		if err != nil && keys != nil {
-			t.Fatal("keys beside an error")
+			t.Fatal("parseKeys returns both keys and an error")
 		}
 
 		for _, k := range keys {
 			if k.alg == "" || k.key == nil {
-				t.Fatalf("unusable key %+v", k)
+				t.Fatalf("parseKeys returns the unusable key %+v", k)
 			}
 		}
 	})

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestBareServersAreShown writes a page of made-up figures, one without any, and one where the modules are missing.
+// TestBareServersAreShown makes a page of invented figures, one without figures, and one where the modules are missing.
 func TestBareServersAreShown(t *testing.T) {
 	b := &bench{version: "headcount v1", figures: map[string][]float64{}}
 	if page := string(b.page()); strings.Contains(strings.ToLower(page), "bare server") {

@@ -12,8 +12,7 @@ import (
 	"testing"
 )
 
-// TestGrowthIsShown draws made-up figures of all growths, measured at a smaller size than
-// asked at the end.
+// TestGrowthIsShown draws invented figures of all growths. The last one was measured at a smaller size than was asked.
 func TestGrowthIsShown(t *testing.T) {
 	b := &bench{sizes: []int{1_000, 5_000, 10_000, 19_000}, version: "headcount v1", figures: map[string][]float64{}}
 	for _, p := range plots {

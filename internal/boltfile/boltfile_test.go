@@ -41,7 +41,7 @@ func TestOpen(t *testing.T) {
 
 	refused := func(says string, load func(*bbolt.DB) error) {
 		t.Helper()
-		for range 2 { // a refused Open has closed the file, so that a second one fails likewise
+		for range 2 { // a refused Open has closed the file, so a second one fails in the same way
 			if _, err := open(path, load); err == nil || !strings.Contains(err.Error(), says) ||
 				!strings.Contains(err.Error(), path) {
 				t.Errorf("%v, want %q", err, says)
@@ -76,7 +76,7 @@ func TestAnotherProgramsFile(t *testing.T) {
 
 	if _, err := open(path, nothing); err == nil ||
 		!strings.Contains(err.Error(), "it is another program's file; give a directory of its own") {
-		t.Errorf("%v", err)
+		t.Errorf("the file of another program gives %v", err)
 	}
 }
 
@@ -97,7 +97,7 @@ func TestDamaged(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// A leaf page in the middle: damage that only a check of the whole file finds.
+	// This damages a leaf page in the middle, which only a check of the whole file finds.
 	page := os.Getpagesize()
 	zeroed, scrambled := bytes.Clone(whole), bytes.Clone(whole)
 	at := bytes.LastIndex(whole, []byte("999")) / page * page // where a leaf begins
@@ -123,7 +123,7 @@ func TestDamaged(t *testing.T) {
 
 			_, err := open(path, nothing)
 			if err == nil || !strings.HasPrefix(err.Error(), path) || strings.Contains(err.Error(), "\n") {
-				t.Fatalf("%v", err)
+				t.Fatalf("the error is %v, want the path and the reason in one line", err)
 			}
 
 			if checked := Check(path, nil); checked == nil || checked.Error() != err.Error() {
@@ -131,7 +131,7 @@ func TestDamaged(t *testing.T) {
 			}
 
 			if left, _ := os.ReadFile(path); !bytes.Equal(left, text) {
-				t.Error("it was changed")
+				t.Error("a refused file was changed")
 			}
 		})
 	}
@@ -143,7 +143,7 @@ func TestLoadThatPanics(t *testing.T) {
 
 	if err == nil || !strings.Contains(err.Error(),
 		"the file is damaged (page 7: invalid page type); put a copy of it in its place") {
-		t.Errorf("%v", err)
+		t.Errorf("a damaged file gives %v", err)
 	}
 	change(t, path, func(*bbolt.Tx) error { return nil }) // Open has closed the file
 }

@@ -33,10 +33,10 @@ func (p pipes) Close() error {
 
 func (p pipes) Addr() net.Addr { return &net.UnixAddr{} }
 
-// world is a browser whose tabs say what they do.
+// world has a browser whose tabs report what they do.
 type world struct {
 	*Browser
-	said []string // in the loop, or at rest
+	said []string // used in the loop, or at rest
 }
 
 func newWorld(t *testing.T) *world {
@@ -69,7 +69,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// open opens a tab whose script may say something.
+// open opens a tab whose script may report something.
 func (w *world) open(name, script string) (tab *Tab) {
 	say := map[string]any{"say": func(text string) { w.said = append(w.said, name+": "+text) }}
 	w.Do(func() { tab = w.Open(say, script) })
@@ -102,7 +102,7 @@ func TestModulesAndTimers(t *testing.T) {
 	})
 }
 
-// A tab that is frozen keeps its lock until another one steals it, and hears everything when it thaws.
+// A frozen tab keeps its lock until another tab steals it, and receives everything when it thaws.
 func TestTabsShareLocksAndChannels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -125,7 +125,7 @@ func TestTabsShareLocksAndChannels(t *testing.T) {
 		w.Do(func() { a.Thaw() })
 		w.wants(t, "a: lost it: AbortError", "a: hears mine")
 
-		// What a tab had asked for goes with it.
+		// The requests of a killed tab end with it.
 		w.Do(func() { b.Kill() })
 		c := w.open("c", script)
 		w.wants(t, "c: has the lock", "a: hears mine")

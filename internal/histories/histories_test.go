@@ -8,14 +8,14 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// A call in a table is its beginning and its end, what is asked, and the answer.
+// told is a call in a history: its beginning and end, the question, and the answer.
 type told struct {
 	begin, end int64
 	Call
 	Answer
 }
 
-// unknown has no answer, and may take effect at any time from begin on.
+// unknown returns a call without an answer, which may take effect at any time from begin on.
 func unknown(begin int64, c Call) told { return told{begin, never, c, Answer{Unknown: true}} }
 
 func shows(values ...int64) Answer { return Answer{Values: values} }
@@ -45,7 +45,7 @@ func subjectOf(m *Model, all ...told) *Subject {
 	return s
 }
 
-// TestModels has histories that the checker explains, and others that it must not.
+// TestModels has histories that the checker must explain, and others that it must refuse.
 func TestModels(t *testing.T) {
 	plus := func(id int, by int64) Call { return add(id, Delta{By: by}) }
 	set := Call{Verb: Set, Value: 7, ID: 9}
@@ -152,7 +152,7 @@ func TestModels(t *testing.T) {
 	}
 }
 
-// Reads within a time in which they may be old do not count; changes do.
+// Reads at a time at which they may be old are not checked; changes are.
 func TestOldReadsAreLeftOut(t *testing.T) {
 	for name, tc := range map[string]struct {
 		call  Call
@@ -166,16 +166,16 @@ func TestOldReadsAreLeftOut(t *testing.T) {
 			old := Between{From: s.began.Add(time.Microsecond), To: s.began.Add(4 * time.Microsecond)}
 			later := Between{From: s.began.Add(time.Hour), To: s.began.Add(2 * time.Hour)}
 			if wrong, _ := s.Check(old); (wrong != "") != tc.wrong {
-				t.Errorf("it may be old: %q", wrong)
+				t.Errorf("a read that may be old was judged wrong: %q", wrong)
 			}
 			if wrong, _ := s.Check(later); wrong == "" {
-				t.Error("it may not be old, and nothing is wrong")
+				t.Error("an old read was accepted at a time at which reads must not be old")
 			}
 		})
 	}
 }
 
-// A history that is wrong is shown without what was asked and answered later, and without answers that do not matter.
+// A wrong history is shown without the calls after the fault, and without answers that do not matter.
 func TestWrongHistoriesAreShort(t *testing.T) {
 	var all []told
 	for i := range int64(10) {
@@ -190,6 +190,6 @@ func TestWrongHistoriesAreShort(t *testing.T) {
 		return op.Output.(*Answer).Unknown
 	})
 	if len(known) != 1 || known[0].Call != 100 || len(short) > 7 {
-		t.Errorf("%d calls, of which %+v are answered", len(short), known)
+		t.Errorf("the shortened history has %d calls, with the answers %+v", len(short), known)
 	}
 }

@@ -4,7 +4,7 @@ import "testing"
 
 func TestMemoryIsPlausible(t *testing.T) {
 	if got := Memory(); got < 64<<20 || got > 1<<50 {
-		t.Errorf("this process may use %d bytes of memory", got)
+		t.Errorf("the limit of memory is %d bytes, which cannot be right", got)
 	}
 }
 

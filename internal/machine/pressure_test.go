@@ -23,19 +23,19 @@ func TestPressure(t *testing.T) {
 
 			for range 5 {
 				if p.High() != step.high {
-					t.Fatalf("%d of 1000 bytes: high is %v", used, !step.high)
+					t.Fatalf("with %d of 1000 bytes in use High is %v", used, !step.high)
 				}
 			}
 		}
 
 		if looks != 7 {
-			t.Fatalf("it looked %d times", looks)
+			t.Fatalf("the memory was read %d times", looks)
 		}
 	})
 }
 
 func TestUsedMemory(t *testing.T) {
 	if n := usedMemory(); n == 0 || n > Memory() {
-		t.Fatalf("%d bytes", n)
+		t.Fatalf("the process uses %d bytes, which cannot be right", n)
 	}
 }

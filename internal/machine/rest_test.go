@@ -13,7 +13,7 @@ func TestMemoryIsReturnedAtRest(t *testing.T) {
 	for _, c := range []struct {
 		why  string
 		heap heap
-		rate uint64 // bytes allocated between two looks
+		rate uint64 // bytes allocated between two checks
 		want bool
 	}{
 		{"garbage of a burst", heap{objects: 64 * mb, live: 30 * mb}, mb, true},
@@ -46,7 +46,7 @@ func TestMemoryIsReturnedAtRest(t *testing.T) {
 func TestReadHeap(t *testing.T) {
 	before := readHeap()
 	if before.live > before.allocated || before.objects == 0 {
-		t.Fatalf("%+v", before)
+		t.Fatalf("the first reading is %+v", before)
 	}
 
 	held := make([]byte, 1<<20)

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// standing is a process that stands still on demand: its clock blocks.
+// standing is a process that stands still on demand: reads of its clock block.
 type standing struct {
 	*Standstill
 	gate    atomic.Pointer[chan struct{}]
@@ -23,7 +23,7 @@ func (s *standing) clock() time.Duration {
 	return time.Duration(time.Now().UnixNano())
 }
 
-// stand has the process stand still.
+// stand makes the process stand still.
 func (s *standing) stand(lasts time.Duration) {
 	gate := make(chan struct{})
 
@@ -48,27 +48,27 @@ func TestStandstill(t *testing.T) {
 			go s.Run(ctx, func() {
 				s.noticed++
 				if !s.Ended() {
-					t.Error("the standstill ended for others before those who depend on it had doubted")
+					t.Error("the process went on before the standstill was noticed")
 				}
 			})
 
 			time.Sleep(time.Minute)
 			if s.Ended() || s.EndedWithin(time.Second) || s.noticed > 0 {
-				t.Fatal("a process that runs stood still")
+				t.Fatal("a running process counts as having stood still")
 			}
 
 			s.stand(lasts)
 			if got := s.EndedWithin(time.Second); got != long { // also before Run has looked
-				t.Errorf("%s: before Run looks: %t", lasts, got)
+				t.Errorf("after %s, before the next check of Run, the answer is %t", lasts, got)
 			}
 			synctest.Wait()
 			if s.noticed > 0 != long || s.EndedWithin(time.Second) != long || s.Ended() {
-				t.Errorf("%s: noticed %d times", lasts, s.noticed)
+				t.Errorf("a standstill of %s was noticed %d times, want once", lasts, s.noticed)
 			}
 
 			time.Sleep(time.Second)
 			if s.EndedWithin(time.Second) {
-				t.Errorf("%s: it stood still a moment ago for ever", lasts)
+				t.Errorf("after %s the process still counts as having just stood still", lasts)
 			}
 		})
 	}

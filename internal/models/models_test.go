@@ -1,5 +1,5 @@
-// Package models has formal models in Promela of what no test can try in every order. Spin, which Debian has, looks at
-// all states of each one.
+// Package models has formal models in Promela of protocols that no test can try in every order. The checker Spin, which
+// Debian has, explores all states of each model.
 package models
 
 import (
@@ -20,7 +20,7 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 // TestServerOwnership: no order of claims, pauses, late messages and clocks that go back breaks an assertion of the
-// model, and each planted fault does.
+// model. Each planted fault breaks one.
 func TestServerOwnership(t *testing.T) {
 	checkAll(t, "ownership.pml",
 		[]string{"", "-DLOSS", "-DPRESENCE"},
@@ -42,7 +42,7 @@ func TestServerCalls(t *testing.T) {
 }
 
 // TestServerBehind: no order of commits, drains, evictions, losses and takeovers makes one store lack what the other
-// has had.
+// one has had.
 func TestServerBehind(t *testing.T) {
 	checkAll(t, "behind.pml",
 		[]string{"", "-DFINE -DCOMMITS=1"},
@@ -52,8 +52,8 @@ func TestServerBehind(t *testing.T) {
 		})
 }
 
-// checkAll has a model keep its assertions in each of its settings, and break one with each planted fault. It is one
-// test, because nothing of it depends on time.
+// checkAll checks that a model keeps its assertions in each setting, and breaks one with each planted fault. It is a
+// single test, because nothing in it depends on time.
 func checkAll(t *testing.T, model string, settings, faults []string) {
 	t.Helper()
 	var all errgroup.Group
@@ -71,7 +71,7 @@ func checkAll(t *testing.T, model string, settings, faults []string) {
 
 	for _, fault := range faults {
 		all.Go(func() error {
-			// A fault is found so early that optimising takes longer.
+			// A fault is found so soon that optimization would take longer.
 			broken, err := check(t.TempDir(), model, fault, "-O0")
 			if err == nil && broken == "" {
 				t.Errorf("%s %s: the planted fault is not found", model, fault)
@@ -85,8 +85,7 @@ func checkAll(t *testing.T, model string, settings, faults []string) {
 	}
 }
 
-// check looks at every state of a model in an empty directory, and returns the assertion that one of them breaks, or
-// "".
+// check explores every state of a model in an empty directory. It returns the assertion that one of them breaks, or "".
 func check(dir, model, setting, optimise string) (broken string, err error) {
 	file, err := filepath.Abs(model)
 	if err != nil {
@@ -96,7 +95,7 @@ func check(dir, model, setting, optimise string) (broken string, err error) {
 	var said []byte
 	commands := [][]string{
 		append(append([]string{"spin"}, strings.Fields(setting)...), "-a", file),
-		// Only assertions are checked, with at most so many MB.
+		// Only assertions are checked, within this much memory.
 		{"gcc", optimise, "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=3000", "-o", "pan", "pan.c"},
 		{"./pan", "-m100000"},
 	}
@@ -114,7 +113,7 @@ func check(dir, model, setting, optimise string) (broken string, err error) {
 	isWhole := bytes.Contains(said, []byte("errors: 0")) && !bytes.Contains(said, []byte("not completed")) &&
 		!bytes.Contains(said, []byte("max search depth too small"))
 	if !isWhole {
-		return "", fmt.Errorf("%s %s was not looked at as a whole:\n%s", model, setting, said)
+		return "", fmt.Errorf("%s %s was not explored completely:\n%s", model, setting, said)
 	}
 
 	return "", nil

@@ -58,7 +58,7 @@ func TestBreaker(t *testing.T) {
 			return refused == nil
 		}
 
-		// Errors that are not the server's fault do not count.
+		// Errors that are not the fault of the server do not count.
 		for range TripAfter {
 			if !call(ErrNotItsFault) || !call(broken) {
 				t.Fatal("a call was refused before there were enough failures")
@@ -72,7 +72,7 @@ func TestBreaker(t *testing.T) {
 
 		time.Sleep(ProbeEvery + 1)
 		if !call(broken) || call(nil) {
-			t.Fatal("not one call alone was let through")
+			t.Fatal("not exactly one call was let through")
 		}
 
 		time.Sleep(ProbeEvery + 1)
@@ -80,9 +80,9 @@ func TestBreaker(t *testing.T) {
 			t.Fatal("a call that succeeded did not end the outage")
 		}
 
-		// Only the owner of the breaker notes causes.
+		// Only the owner of the breaker sets causes.
 		if b.LastFailure() != nil {
-			t.Fatal("a failure was noted by itself")
+			t.Fatal("a failure was recorded without the owner")
 		}
 
 		if b.Failed(broken); b.LastFailure() != broken {

@@ -31,7 +31,7 @@ func TestSleep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		if !Sleep(t.Context(), time.Minute) || time.Since(start) != time.Minute {
-			t.Errorf("slept %s", time.Since(start))
+			t.Errorf("slept for %s", time.Since(start))
 		}
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -39,7 +39,7 @@ func TestSleep(t *testing.T) {
 
 		start = time.Now()
 		if Sleep(ctx, time.Minute) || time.Since(start) != time.Second {
-			t.Errorf("slept %s, the context lasted 1s", time.Since(start))
+			t.Errorf("slept for %s, though the context ended after 1s", time.Since(start))
 		}
 	})
 }

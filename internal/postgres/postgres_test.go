@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m, pgtest.Stop) }
 
-// tables returns one that has numbers, which statements make.
+// tables returns Tables with numbers, which the statements create.
 func tables(statements string) Tables {
 	file := &fstest.MapFile{Data: []byte("-- +goose Up\n" + statements)}
 
@@ -48,7 +48,7 @@ func open(t testing.TB, cfg Config) *DB {
 	return db
 }
 
-// exec carries out a statement through db.
+// exec runs a statement through db.
 func exec(t testing.TB, db *DB, sql string) error {
 	return db.Do(t.Context(), func(ctx context.Context, c *pgxpool.Conn) error {
 		_, err := c.Exec(ctx, sql)
@@ -99,7 +99,7 @@ func TestServerDatabasesThatCannotBeUsed(t *testing.T) {
 	}
 }
 
-// TestServerURLsOfApplications: a pooler that leaves sessions alone works, and so do parameters of Prisma.
+// TestServerURLsOfApplications: a pooler that keeps sessions apart works, and so do the parameters of Prisma.
 func TestServerURLsOfApplications(t *testing.T) {
 	server := pgtest.Single(t)
 	for _, url := range []string{
@@ -115,7 +115,7 @@ func TestServerURLsOfApplications(t *testing.T) {
 func TestServerManyProcessesMakeTheTablesAtOnce(t *testing.T) {
 	url := pgtest.Single(t).Database(t)
 
-	// All of them find no tables before the first has made them.
+	// All of them find no tables before the first one has created them.
 	slow := config(url)
 	slow.Tables = []Tables{tables("select pg_sleep(0.3);" + create)}
 
@@ -141,7 +141,8 @@ func TestServerManyProcessesMakeTheTablesAtOnce(t *testing.T) {
 	}
 }
 
-// TestServerTransactionsThatFail are rolled back, and a statement that the server refuses is no outage.
+// TestServerTransactionsThatFail: failed transactions are rolled back, and a statement that the server refuses is no
+// outage.
 func TestServerTransactionsThatFail(t *testing.T) {
 	url := pgtest.Single(t).Database(t)
 	db := open(t, config(url))
@@ -158,19 +159,19 @@ func TestServerTransactionsThatFail(t *testing.T) {
 		})
 
 		if Code(err) != "22012" || errors.Is(err, ErrAway) {
-			t.Fatalf("got %v, want the server's word", err)
+			t.Fatalf("got %v, want the error of the server", err)
 		}
 	}
 
 	if err := exec(t, db, insert); err != nil {
-		t.Errorf("after statements that failed: %v", err)
+		t.Errorf("after failed statements the cause is %v, want none", err)
 	}
 	if n := pgtest.Query[int](t, url, "select count(*) from numbers"); n != 1 {
-		t.Errorf("%d rows, want that of the transaction that was made", n)
+		t.Errorf("the table has %d rows, want the one of the successful transaction", n)
 	}
 }
 
-// TestClockSilentServer: a server hangs. Calls fail after a time, then at once, and work when it goes on.
+// TestClockSilentServer: a server hangs. Calls fail after a timeout, then at once, and work when the server goes on.
 func TestClockSilentServer(t *testing.T) {
 	server := pgtest.Start(t)
 	db := open(t, config(server.Database(t)))
@@ -184,13 +185,13 @@ func TestClockSilentServer(t *testing.T) {
 	for range outage.TripAfter {
 		tries.Go(func() {
 			if err := exec(t, db, insert); !errors.Is(err, ErrAway) {
-				t.Errorf("of a silent server: %v", err)
+				t.Errorf("a call to the silent server returns %v", err)
 			}
 		})
 	}
 	tries.Wait()
 
-	// One call in half a second is let through.
+	// One call every half second is let through.
 	testkit.Eventually(t, "a call fails at once", func() bool { return errors.Is(exec(t, db, insert), errSilent) })
 
 	server.Resume()

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// The patches fit the Go that runs this test. To compile and to run what is patched takes more CPU time than CI has:
-// make replay ARGS='-times 20' compares the traces of a seed.
+// The patches fit the Go that runs this test. Compiling and running the patched sources takes more CPU time than CI
+// has: make replay ARGS='-times 20' compares the traces of a seed.
 func TestPatchesFit(t *testing.T) {
 	for _, p := range patches {
 		text, err := os.ReadFile(filepath.Join(build.Default.GOROOT, "src", p.file))
@@ -17,7 +17,7 @@ func TestPatchesFit(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := strings.Count(string(text), p.old); n != 1 {
-			t.Errorf("%s has %d times what is patched: %s", p.file, n, p.old)
+			t.Errorf("%s has the text to patch %d times, want once: %s", p.file, n, p.old)
 		}
 	}
 }

@@ -1,7 +1,7 @@
 package redisconn
 
-// RefusedBy is for tests of what a server really says.
+// RefusedBy is exported for tests of the errors of real servers.
 var RefusedBy = refusedBy
 
-// IsDenial reports whether a reason is taken for one of a user's rights.
+// IsDenial reports whether a reason counts as a missing right of the user.
 func IsDenial(reason string) bool { return denials.MatchString(reason) }

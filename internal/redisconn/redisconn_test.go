@@ -87,7 +87,7 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// TestClockOneOutageIsReportedOnce: the log has one line about an outage, and every store learns of it.
+// TestClockOneOutageIsReportedOnce: an outage causes one line of the log, and every store is notified.
 func TestClockOneOutageIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -105,11 +105,11 @@ func TestClockOneOutageIsReportedOnce(t *testing.T) {
 
 	server.Kill()
 
-	// The call of one store finds the outage, and the other one learns of it as well.
-	testkit.Eventually(t, "both learn that it is away", func() bool {
+	// A call of one store meets the outage, and the other store is notified as well.
+	testkit.Eventually(t, "both stores are notified of the outage", func() bool {
 		err := callers[0].Do(t.Context(), ping)
 		if err != nil && !errors.Is(err, errUnavailable) {
-			t.Fatalf("the call's error is %v", err)
+			t.Fatalf("the call returns %v", err)
 		}
 		return all(false)()
 	})
@@ -119,14 +119,15 @@ func TestClockOneOutageIsReportedOnce(t *testing.T) {
 	testkit.Eventually(t, "both learn that it is back", all(true))
 
 	if away, back := log.Count("cannot be used"), log.Count("works again"); away != 1 || back != 1 {
-		t.Errorf("%d and %d lines: %s", away, back, log.String())
+		t.Errorf("the log has %d lines about the outage and %d about its end, want 1 and 1: %s",
+			away, back, log.String())
 	}
 }
 
 func ping(ctx context.Context, c *redisconn.Client) error { return c.Ping(ctx).Err() }
 
-// TestServerWhatOneStoreRefusesIsServedToOthers: neither a refusal by Accept nor an unreadable reply is an outage, and
-// a store that is closed does nothing any more.
+// TestServerWhatOneStoreRefusesIsServedToOthers: neither a refusal by Accept nor an unreadable reply of one store is an
+// outage for the others. A closed store makes no more calls.
 func TestServerWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 	t.Parallel()
 	conn, log := open(t, redistest.Single(t).URL())
@@ -149,7 +150,7 @@ func TestServerWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 	})
 	serving := conn.Runner(redisconn.RunnerConfig{Unavailable: errUnavailable, OnState: serves})
 
-	// More refusals than failures that open the breaker.
+	// More refusals than the number of failures that opens the breaker.
 	for range 10 {
 		if err := refusing.Do(t.Context(), ping); !errors.Is(err, errForeign) || !errors.Is(err, errUnavailable) {
 			t.Fatalf("before Accept has accepted: %v", err)
@@ -177,12 +178,14 @@ func TestServerWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 	}
 
 	if err := serving.Do(t.Context(), ping); err != nil {
-		t.Errorf("the other store: %v", err)
+		t.Errorf("a call of the other store returns %v", err)
 	}
-	testkit.Eventually(t, "the log says why", func() bool { return serves.is() && log.Count(errForeign.Error()) == 1 })
+	testkit.Eventually(t, "the reason in the log", func() bool {
+		return serves.is() && log.Count(errForeign.Error()) == 1
+	})
 
 	if refuses.is() || conn.Cause() != nil {
-		t.Errorf("told up=%t, cause %v", refuses.is(), conn.Cause())
+		t.Errorf("up=%t was reported, with the cause %v", refuses.is(), conn.Cause())
 	}
 
 	mu.Lock()
@@ -194,8 +197,8 @@ func TestServerWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 	}
 }
 
-// TestServerADenialIsOfOneStore: a Redis user without the right to the keys of one store can still use the other
-// stores.
+// TestServerADenialIsOfOneStore: if the Redis user lacks the right to the keys of one store, the other stores can still
+// be used.
 func TestServerADenialIsOfOneStore(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -216,28 +219,29 @@ func TestServerADenialIsOfOneStore(t *testing.T) {
 		if err := denied.Do(t.Context(), func(ctx context.Context, c *redisconn.Client) error {
 			return c.Set(ctx, "hc:{w:hook}:t", "", 0).Err()
 		}); err == nil {
-			t.Fatal("the key is permitted")
+			t.Fatal("the user has the right to the key, so the test proves nothing")
 		}
 
 		if err := serving.Do(t.Context(), func(ctx context.Context, c *redisconn.Client) error {
 			return c.Set(ctx, "hc:{b1}:x", "", 0).Err()
 		}); err != nil {
-			t.Fatalf("the other store: %v", err)
+			t.Fatalf("a call of the other store returns %v", err)
 		}
 		time.Sleep(outage.ProbeEvery / 5) // the probe runs meanwhile
 	}
 
 	if conn.Cause() != nil || len(states) > 0 || log.Count("cannot be used") > 0 {
-		t.Errorf("cause %v, %d changes of state, %s", conn.Cause(), len(states), log.String())
+		t.Errorf("the cause is %v, there were %d changes of state, and the log is %s",
+			conn.Cause(), len(states), log.String())
 	}
 }
 
-// TestServerWordsOfRefusals: every way in which Redis refuses a write, or a connection, is taken for what it is.
+// TestServerWordsOfRefusals: every way in which Redis refuses a write or a connection is recognized.
 func TestServerWordsOfRefusals(t *testing.T) {
 	t.Parallel()
 	type command []any
 	server := redistest.Start(t)
-	admin := server.Client().Conn() // stays open when the server accepts no other connection
+	admin := server.Client().Conn() // stays open while the server accepts no other connections
 	defer admin.Close()
 	do := func(cmd ...any) {
 		t.Helper()
@@ -326,16 +330,17 @@ func TestServerWordsOfRefusals(t *testing.T) {
 		}
 
 		var err error
-		testkit.Eventually(t, tc.begins, func() bool { // a BGSAVE fails after its answer
+		testkit.Eventually(t, tc.begins, func() bool { // a BGSAVE fails only after its answer
 			err = write()
 			return err != nil
 		})
 
 		reason := redisconn.RefusedBy(err)
 		var reply redis.Error
-		isLost := tc.begins == tooMany && !errors.As(err, &reply) // Redis closes the connection right behind its answer
+		// Redis closes the connection directly after its answer.
+		isLost := tc.begins == tooMany && !errors.As(err, &reply)
 		if !isLost && (!strings.HasPrefix(reason, tc.begins) || redisconn.IsDenial(reason) != tc.denial) {
-			t.Errorf("%q is taken for %q, want %q; a denial: %t", err, reason, tc.begins, tc.denial)
+			t.Errorf("%q was recognized as %q, want %q; a denial: %t", err, reason, tc.begins, tc.denial)
 		}
 
 		for _, cmd := range tc.serve {
@@ -343,12 +348,12 @@ func TestServerWordsOfRefusals(t *testing.T) {
 		}
 
 		if err := write(); err != nil {
-			t.Errorf("after %s: %v", tc.begins, err)
+			t.Errorf("after the end of %s a write returns %v", tc.begins, err)
 		}
 	}
 }
 
-// TestServerBounded: any number of calls of one store leaves connections to the others.
+// TestServerBounded: however many calls one store makes, connections are left for the others.
 func TestServerBounded(t *testing.T) {
 	t.Parallel()
 	conn, _ := open(t, redistest.Single(t).URL()+"?pool_size=4")
@@ -376,7 +381,7 @@ func TestServerBounded(t *testing.T) {
 
 	select {
 	case <-began:
-		t.Error("three calls of four connections at a time")
+		t.Error("one store used more than three of four connections at the same time")
 	case <-time.After(50 * time.Millisecond):
 	}
 
@@ -388,16 +393,16 @@ func TestServerBounded(t *testing.T) {
 	late, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := many.Do(late, ping); !errors.Is(err, errUnavailable) || !errors.Is(err, context.Canceled) {
-		t.Errorf("a caller that gave up waiting: %v", err)
+		t.Errorf("a caller that gave up its wait got %v", err)
 	}
 
 	close(end)
-	for range 8 { // the others were only waiting
+	for range 8 { // the other calls were only waiting
 		<-began
 	}
 }
 
-// TestClockCloseWaitsForNoSilentServer: Close returns soon although Redis does not answer, because a process that ends
+// TestClockCloseWaitsForNoSilentServer: Close returns soon even if Redis does not answer, because a process that ends
 // has only a few seconds.
 func TestClockCloseWaitsForNoSilentServer(t *testing.T) {
 	t.Parallel()
@@ -413,14 +418,14 @@ func TestClockCloseWaitsForNoSilentServer(t *testing.T) {
 	server.Pause()
 	defer server.Resume()
 
-	// As many calls that hang as open the breaker.
+	// As many hanging calls as it takes to open the breaker.
 	var calls sync.WaitGroup
 	for range outage.TripAfter {
 		calls.Go(func() { _ = caller.Do(t.Context(), ping) })
 	}
 	calls.Wait()
 	testkit.Eventually(t, "it is away", func() bool { return !up.is() })
-	time.Sleep(outage.ProbeEvery + 200*time.Millisecond) // the next probe is under way
+	time.Sleep(outage.ProbeEvery + 200*time.Millisecond) // until the next probe is under way
 
 	watch := testkit.NewStopwatch(t)
 	if err := conn.Close(); err != nil || watch.Elapsed() > 2*time.Second {
@@ -428,7 +433,7 @@ func TestClockCloseWaitsForNoSilentServer(t *testing.T) {
 	}
 }
 
-// TestClockAServerOfAClusterHangs: the masters are found without it.
+// TestClockAServerOfAClusterHangs: the masters are found without the server that hangs.
 func TestClockAServerOfAClusterHangs(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 1)
@@ -445,10 +450,10 @@ func TestClockAServerOfAClusterHangs(t *testing.T) {
 	cluster.Replicas[0].Pause()
 	defer cluster.Replicas[0].Resume()
 
-	for range 30 { // the client asks a random one of the four servers for the slots
+	for range 30 { // the client asks one of the four servers, at random, for the slots
 		watch := testkit.NewStopwatch(t)
 		if err := masters(); err != nil || watch.Elapsed() > 2*time.Second {
-			t.Fatalf("a call of the masters took %s, %v", watch.Elapsed(), err)
+			t.Fatalf("a call to the masters took %s, %v", watch.Elapsed(), err)
 		}
 	}
 }

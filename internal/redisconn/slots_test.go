@@ -5,15 +5,14 @@ import (
 	"testing"
 )
 
-// TestSlotOf has the test vector of the specification of Redis Cluster.
+// TestSlotOf uses the test vector of the Redis Cluster specification.
 func TestSlotOf(t *testing.T) {
 	if slot := slotOf([]byte("123456789")); slot != 0x31c3 {
 		t.Errorf("the slot is %#x, want 0x31c3", slot)
 	}
 }
 
-// TestEvenTagsAreSpreadEvenly counts the tags of the busiest master, for every number of masters that a Cluster may
-// have.
+// TestEvenTagsAreSpreadEvenly: however many masters a Cluster has, the busiest one has as few tags as possible.
 func TestEvenTagsAreSpreadEvenly(t *testing.T) {
 	for _, n := range []int{1, 64, 271} {
 		var slots []int
@@ -22,7 +21,7 @@ func TestEvenTagsAreSpreadEvenly(t *testing.T) {
 		}
 
 		for masters := 1; masters <= 1000; masters++ {
-			least := (n + masters - 1) / masters // for any tags at all
+			least := (n + masters - 1) / masters // the least possible maximum
 			if most := busiest(slots, masters); most != least {
 				t.Errorf("%d tags: one of %d masters has %d, want %d", n, masters, most, least)
 			}
@@ -30,7 +29,7 @@ func TestEvenTagsAreSpreadEvenly(t *testing.T) {
 	}
 }
 
-// busiest returns the greatest number of slots that one of n masters has. Master m has those from m*Slots/n on.
+// busiest returns the greatest number of slots that one of n masters has. Master m has the slots from m*Slots/n on.
 func busiest(slots []int, n int) int {
 	of := make([]int, n)
 	for _, slot := range slots {

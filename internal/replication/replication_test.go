@@ -37,7 +37,7 @@ func (s *source) set(key string, value int) {
 	s.rows[key] = row{value, s.end}
 }
 
-// batch is what follows a place, or the whole bucket when the log does not reach back to that place.
+// batch is the part of a log after a place, or the whole bucket if the log does not reach back to that place.
 type batch struct {
 	bucket   int
 	from, to place
@@ -53,7 +53,7 @@ func (s *source) after(bucket int, from place, limit int) batch {
 		return b
 	}
 
-	// Rows go in the order of their last changes, so that a position says what the peer has.
+	// Rows are sent in the order of their last changes, so that a position says which of them the peer has.
 	keys := slices.SortedFunc(maps.Keys(s.rows), func(x, y string) int { return s.rows[x].place - s.rows[y].place })
 	for _, key := range keys {
 		if s.rows[key].place <= from.cursor {
@@ -84,7 +84,7 @@ type sink struct {
 // merge applies a batch and returns the number of rows that had an effect.
 func (s *sink) merge(b batch) (effects int) {
 	if !b.whole && (b.from.log != s.at.log || b.from.cursor > s.at.cursor) {
-		return 0 // the batches before it are missing
+		return 0 // earlier batches are missing
 	}
 
 	for key, r := range b.rows {
@@ -94,7 +94,7 @@ func (s *sink) merge(b batch) (effects int) {
 		}
 	}
 
-	// Batches arrive out of order, and a position never goes back.
+	// Batches may arrive out of order, but a position never goes back.
 	if b.whole && b.to.log >= s.at.log || b.to.log == s.at.log && b.to.cursor > s.at.cursor {
 		s.at = b.to
 	}
@@ -104,7 +104,7 @@ func (s *sink) merge(b batch) (effects int) {
 
 func (s *sink) clone() sink { return sink{s.at, maps.Clone(s.values)} }
 
-// world is a region, a peer and the way between them, as a Protocol.
+// world has a region, a peer and the network between them, and implements Protocol.
 type world struct {
 	mu      sync.Mutex
 	random  *rand.Rand
@@ -115,8 +115,8 @@ type world struct {
 
 	cut, bad, refused, away, unready bool
 	delay                            time.Duration // each way
-	atOnce                           int           // rows of a bucket in a batch
-	late                             []batch       // copies of what was sent
+	atOnce                           int           // how many rows of a bucket a batch has
+	late                             []batch       // copies of sent batches
 
 	tally
 }
@@ -135,7 +135,7 @@ func newWorld(seed uint64) *world {
 	return w
 }
 
-// do runs change while the world is locked.
+// do calls change while the world is locked.
 func (w *world) do(change func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -148,7 +148,7 @@ func (w *world) tallied() tally {
 	return w.tally
 }
 
-// way is the network to the peer, or back. The world is locked except while way waits.
+// way is the network to the peer or back. The world is unlocked only while way waits.
 func (w *world) way() error {
 	if w.cut {
 		return errLost
@@ -201,7 +201,7 @@ func (w *world) Positions(_ context.Context, believed []At[place]) ([]place, err
 		found[i] = w.sinks[at.Bucket].at
 	}
 
-	// Positions take longer than batches, so that they arrive outdated.
+	// Positions take longer than batches, so they may arrive outdated.
 	_ = w.way()
 	_ = w.way()
 
@@ -278,7 +278,7 @@ func (w *world) Failed(error) {
 	w.failures++
 }
 
-// differs describes a difference between the peer and this region, or returns "".
+// differs returns a difference between the peer and this region, or "".
 func (w *world) differs() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -313,8 +313,8 @@ func with(t *testing.T, w *world, fn func(t *testing.T, l *Link[place])) {
 	})
 }
 
-// TestThePeerHasEverythingInTheEnd plants every fault: of the network, the peer, this region and the ownership of
-// buckets. Within 5 s after the last fault ends the peer has everything, and then nothing is sent.
+// TestThePeerHasEverythingInTheEnd plants faults of every kind: of the network, the peer, this region and the ownership
+// of buckets. Within 5 s after the last of them the peer has everything, and then nothing more is sent.
 func TestThePeerHasEverythingInTheEnd(t *testing.T) {
 	seeds := uint64(400)
 	if testing.Short() {
@@ -375,7 +375,7 @@ func TestThePeerHasEverythingInTheEnd(t *testing.T) {
 				return -1
 			}
 
-			// Changes and faults, at random moments.
+			// Changes and faults come at random moments.
 			for range 150 {
 				if b := step(); b >= 0 {
 					l.Changed(b)
@@ -415,8 +415,8 @@ func TestThePeerHasEverythingInTheEnd(t *testing.T) {
 	}
 }
 
-// Without faults every change has an effect once and no row is sent twice, even when reading the peer's positions
-// takes long.
+// Without faults every change takes effect once and no row is sent twice, even if reading the peer's positions takes
+// long.
 func TestNothingIsSentTwice(t *testing.T) {
 	for _, delay := range []time.Duration{0, 30 * time.Millisecond, 170 * time.Millisecond} {
 		w := newWorld(1)
@@ -424,9 +424,9 @@ func TestNothingIsSentTwice(t *testing.T) {
 
 		with(t, w, func(t *testing.T, l *Link[place]) {
 			time.Sleep(3 * time.Second)
-			w.do(func() { w.wholes = 0 }) // the empty peer had no position, so each bucket was sent whole
+			w.do(func() { w.wholes = 0 }) // the empty peer had no positions, so each bucket was sent as a whole
 
-			// The pauses fall into all phases of a round.
+			// The pauses make changes fall into all phases of a round.
 			for n := range 1000 {
 				w.do(func() { w.sources[n%buckets].set(fmt.Sprint(n), n+1) })
 				l.Changed(n % buckets)
@@ -435,13 +435,13 @@ func TestNothingIsSentTwice(t *testing.T) {
 
 			time.Sleep(2 * time.Second)
 			if is := w.tallied(); is.effects != 1000 || is.rows != 1000 || is.wholes != 0 || is.failures != 0 {
-				t.Errorf("on a way of %s, of 1000 changes: %+v", delay, is)
+				t.Errorf("with a delay of %s, 1000 changes cause %+v", delay, is)
 			}
 		})
 	}
 }
 
-// While a round leaves changes behind, the next round follows at once.
+// If a round leaves changes behind, the next round follows at once.
 func TestMoreThanARoundHas(t *testing.T) {
 	w := newWorld(1)
 	with(t, w, func(t *testing.T, l *Link[place]) {
@@ -453,7 +453,7 @@ func TestMoreThanARoundHas(t *testing.T) {
 			}
 		})
 
-		// Only one bucket: a second one, named during the first round, would wait for the next round.
+		// Only one bucket changes: a second one that changes during the first round would wait for the next.
 		l.Changed(0)
 		time.Sleep(10 * time.Millisecond)
 		if n := w.tallied().effects; n != 250 {
@@ -507,10 +507,10 @@ func TestAPeerThatForgotIsSentTheWholeBucket(t *testing.T) {
 
 		time.Sleep(2100 * time.Millisecond)
 		if d := w.differs(); d != "" || w.tallied().wholes != 1 {
-			t.Errorf("%d buckets were sent whole: %s", w.tallied().wholes, d)
+			t.Errorf("%d buckets were sent as a whole, want 1: %s", w.tallied().wholes, d)
 		}
 
-		// A peer that comes back after an outage may have lost its memory, so it is asked at once.
+		// A peer that comes back after an outage may have lost data, so its positions are read at once.
 		for n := range 8 {
 			w.do(func() { w.cut = true })
 			time.Sleep(2*time.Second + time.Duration(n)*300*time.Millisecond)
@@ -538,7 +538,7 @@ func TestRoundsShrinkAfterFailures(t *testing.T) {
 		}
 		l.mu.Unlock()
 
-		// A large round may be the reason of a failure.
+		// A round that is too large may be the reason for a failure.
 		w.do(func() { w.away = true })
 		l.Changed(0)
 		time.Sleep(time.Minute)
@@ -567,7 +567,7 @@ func TestARefusedPeerIsSentNothing(t *testing.T) {
 		is := w.tallied()
 		if n := is.greets - before.greets; is.sends != before.sends || is.positions != before.positions || n < 58 ||
 			n > 62 {
-			t.Errorf("in two minutes without permission: %+v after %+v", is, before)
+			t.Errorf("two minutes of refused greetings cause %+v after %+v", is, before)
 		}
 
 		w.do(func() { w.refused = false })
@@ -578,7 +578,8 @@ func TestARefusedPeerIsSentNothing(t *testing.T) {
 	})
 }
 
-// A process without buckets does not even greet. When it gets a bucket, and Look says so, it sends the bucket at once.
+// A process without buckets does not even greet. When it gets a bucket, and Look is called, it sends the bucket at
+// once.
 func TestBucketsOfOthersAreNotSent(t *testing.T) {
 	w := newWorld(1)
 	w.owned = nil
@@ -592,10 +593,10 @@ func TestBucketsOfOthersAreNotSent(t *testing.T) {
 		l.Changed(0)
 		time.Sleep(time.Minute)
 		if is := w.tallied(); is != (tally{}) || l.Lag() != 0 {
-			t.Errorf("%+v, a lag of %s", is, l.Lag())
+			t.Errorf("without buckets the calls are %+v, and the lag is %s; want none", is, l.Lag())
 		}
 
-		// The last greeting may or may not have been a comparison of positions.
+		// The last greeting may have been part of a comparison of positions, or not.
 		for n, b := range []int{2, 0, 1} {
 			w.do(func() { w.owned = all[b : b+1] })
 			l.Look()
@@ -630,7 +631,7 @@ func TestLag(t *testing.T) {
 
 		time.Sleep(3 * time.Second)
 
-		// While the peer follows, there is no lag.
+		// While the peer keeps up, there is no lag.
 		for range 5 {
 			change(1)
 			shows(0)
@@ -651,12 +652,12 @@ func TestLag(t *testing.T) {
 		time.Sleep(4 * time.Second)
 		shows(8 * time.Second)
 
-		// All has arrived.
+		// Everything has arrived.
 		w.do(func() { w.cut = false })
 		time.Sleep(time.Second)
 		shows(0)
 
-		// A change without a notification is as old as its discovery.
+		// The age of a change without a notification counts from its discovery.
 		w.do(func() { w.unready = true })
 		w.do(func() { w.sources[3].set("a", 9) })
 

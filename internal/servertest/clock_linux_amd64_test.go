@@ -12,8 +12,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// The wall clock of a program is wrong by as much as is asked, its monotonic clock is
-// not. The program is this test.
+// The wall clock of a program is wrong by the given offset, and its monotonic clock is not. The program is this test
+// itself.
 func TestServerAClockIsWrong(t *testing.T) {
 	const asked = "HEADCOUNT_TEST_CLOCK"
 	if os.Getenv(asked) != "" {
@@ -40,7 +40,7 @@ func TestServerAClockIsWrong(t *testing.T) {
 		ended := time.Now()
 		fields := strings.Fields(out.String())
 		if len(fields) < 3 || fields[0] != "now" {
-			t.Fatalf("it said %q", out.String())
+			t.Fatalf("the program printed %q", out.String())
 		}
 
 		ms, _ := strconv.ParseInt(fields[1], 10, 64)
@@ -50,7 +50,7 @@ func TestServerAClockIsWrong(t *testing.T) {
 		}
 		if slept, err := time.ParseDuration(fields[2]); err != nil || slept < 10*time.Millisecond ||
 			slept > ended.Sub(begun) {
-			t.Errorf("it slept for %s, %v", fields[2], err)
+			t.Errorf("the program slept for %s, %v", fields[2], err)
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// A signal also reaches what the process has started.
+// A signal also reaches the children of a process.
 func TestServerKillEndsChildren(t *testing.T) {
 	p := sleeper(t)
 	var pids []int
@@ -27,7 +27,7 @@ func TestServerKillEndsChildren(t *testing.T) {
 		t.Fatal(err)
 	}
 	if Memory(p.PID()) == 0 {
-		t.Error("a process without memory")
+		t.Error("the process has no memory in use")
 	}
 
 	p.Kill()
@@ -42,8 +42,8 @@ func TestServerKillEndsChildren(t *testing.T) {
 	}
 }
 
-// A port of one process is not given by another, also while nothing listens there. The
-// other process is this test.
+// A port that was given to one process is not given to another, even while nothing listens there. The other process is
+// this test itself.
 func TestServerAPortIsOfOneProcess(t *testing.T) {
 	const asked = "HEADCOUNT_TEST_PORT"
 	if port, err := strconv.Atoi(os.Getenv(asked)); err == nil {
@@ -52,7 +52,7 @@ func TestServerAPortIsOfOneProcess(t *testing.T) {
 	}
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestServerAPortIsOfOneProcess$")
 	cmd.Env = append(os.Environ(), asked+"="+strconv.Itoa(FreePort()))
-	runtime.GC() // a claim is kept
+	runtime.GC() // the collector must not end the claim
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.HasPrefix(string(out), "claimed false\n") {
 		t.Errorf("another process: %v, %q", err, out)

@@ -33,7 +33,7 @@ func TestServerPortsAreFreeAndGivenOnce(t *testing.T) {
 	}
 }
 
-// TestServerAFreePortStaysFree while other tests of this process start servers.
+// TestServerAFreePortStaysFree: a free port stays free while other tests of this process start servers.
 func TestServerAFreePortStaysFree(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	var starters sync.WaitGroup
@@ -59,7 +59,7 @@ func TestServerAFreePortStaysFree(t *testing.T) {
 	starters.Wait()
 }
 
-// sleeper is a process whose child does the sleeping.
+// sleeper returns a process whose child sleeps.
 func sleeper(t *testing.T) *Process {
 	t.Helper()
 	p := &Process{}
@@ -73,26 +73,26 @@ func sleeper(t *testing.T) *Process {
 func TestServerProcess(t *testing.T) {
 	var p Process
 	if p.Runs() {
-		t.Error("it runs before its start")
+		t.Error("Runs is true before Start")
 	}
 
-	p.Kill() // nothing
+	p.Kill() // no effect
 	if err := p.Start(exec.Command("sh", "-c", "exit 7")); err != nil {
 		t.Fatal(err)
 	}
 	if status := p.Wait(testkit.Timeout); status != 7 || p.Runs() {
-		t.Errorf("exit status %d, it runs: %t", status, p.Runs())
+		t.Errorf("the exit status is %d, and Runs is %t", status, p.Runs())
 	}
 	if err := p.Start(exec.Command("sleep", "600")); err != nil {
 		t.Fatal(err)
 	}
 	if status := p.Wait(0); status != -1 || !p.Runs() {
-		t.Errorf("exit status %d, it runs: %t", status, p.Runs())
+		t.Errorf("the exit status is %d, and Runs is %t", status, p.Runs())
 	}
 
 	p.Kill()
 	if p.Runs() {
-		t.Error("it outlives Kill")
+		t.Error("the process runs after Kill")
 	}
 	if err := p.Start(exec.Command("/does/not/exist")); err == nil {
 		t.Error("a program that does not exist was started")
@@ -118,12 +118,12 @@ func TestServerEnd(t *testing.T) {
 
 		<-ready
 		if got := p.End(tc.within); got != tc.want || p.Runs() {
-			t.Errorf("%s: exit status %d, want %d; it runs: %t", tc.trap, got, tc.want, p.Runs())
+			t.Errorf("%s: the exit status is %d, want %d; Runs is %t", tc.trap, got, tc.want, p.Runs())
 		}
 	}
 }
 
-// heard tells that a process has written something.
+// heard is a writer that signals when a process has written something.
 type heard chan struct{}
 
 func (h heard) Write(p []byte) (int, error) {
@@ -147,14 +147,14 @@ func TestServerAwait(t *testing.T) {
 	})
 
 	if err != nil || asked != 3 {
-		t.Errorf("%v after %d questions", err, asked)
+		t.Errorf("the wait ended with %v after %d questions", err, asked)
 	}
 	if err := Await(nil, time.Millisecond, func(context.Context) error { return not }); !errors.Is(err, not) {
-		t.Errorf("in time: %v", err)
+		t.Errorf("a condition that comes true in time: %v", err)
 	}
 
 	p.Kill()
 	if err := Await(p, testkit.Timeout, func(context.Context) error { return not }); err == nil || errors.Is(err, not) {
-		t.Errorf("a process that has ended: %v", err)
+		t.Errorf("a wait for a process that has ended: %v", err)
 	}
 }

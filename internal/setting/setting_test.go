@@ -49,6 +49,6 @@ func TestRefuse(t *testing.T) {
 	var e *Error
 	if !errors.As(err, &e) || e.Name != "leave-grace" ||
 		err.Error() != "--leave-grace: -1s is negative; give 0 or more" {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want the flag, the fault and the remedy", err)
 	}
 }

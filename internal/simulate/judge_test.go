@@ -9,10 +9,10 @@ import (
 	"headcount/client"
 )
 
-// The tests of this file judge answers and frames without a server. The proxies of lies_test.go tell a lie in each kind
-// of answer and frame, so all of them are judged in a run.
+// The tests of this file judge answers and frames without a server. The proxies in lies_test.go tell a lie in each kind
+// of answer and frame, which shows that a run judges all of them.
 
-// finds fails unless the faults are those that want names, one each.
+// finds requires that the faults are exactly those that want names.
 func (f *faults) finds(t *testing.T, want ...string) {
 	t.Helper()
 	n, texts := f.get()
@@ -41,7 +41,7 @@ func TestFramesOfCountersAreJudged(t *testing.T) {
 	for name, tc := range map[string]struct {
 		told   []client.Counter // the last one is what the client holds; the true value is 3
 		change func(last *client.Counter)
-		want   string // nothing for what is right
+		want   string // empty: nothing is wrong
 	}{
 		"all is right":   {told(frame(0, 0), frame(3, 2)), nil, ""},
 		"the same twice": {told(frame(3, 2), frame(3, 2)), nil, ""},
@@ -96,7 +96,7 @@ func TestFramesOfCountersAreJudged(t *testing.T) {
 	}
 }
 
-// A server that is there again after a loss begins anew, and a counter that is deleted at the end has no version.
+// A server that is back after a loss begins anew. A counter that was deleted last has no version.
 func TestVersionsThatMayFall(t *testing.T) {
 	sum := newTally("sum", "a")
 	all := &lastingRun{crowd: &crowd{}}
@@ -116,7 +116,7 @@ func TestLedgersAreJudged(t *testing.T) {
 
 	for name, tc := range map[string]struct {
 		change func(e *client.Entry)
-		want   string // nothing for what is right
+		want   string // empty: nothing is wrong
 	}{
 		"right":          {func(*client.Entry) {}, ""},
 		"one is missing": {func(e *client.Entry) { e.Seq = 3 }, "entry 3 of its ledger follows entry 1"},
@@ -147,7 +147,7 @@ func TestLedgersAreJudged(t *testing.T) {
 				all.faults.finds(t, tc.want)
 			}
 
-			// What was wrong is reported once.
+			// Each fault is reported once.
 			all.faults.take()
 			all.checkEntry(stock, client.Entry{
 				Seq: e.Seq + 1, At: at, Op: "increment", Before: e.After, Delta: 7, After: e.After + 7,
@@ -157,13 +157,13 @@ func TestLedgersAreJudged(t *testing.T) {
 	}
 }
 
-// An answer may have a value that was right at some moment since the call began, and no version from before it.
+// An answer may have any value that was right at some moment since the call began, but no version from before the call.
 func TestAnswersAreJudged(t *testing.T) {
 	for name, tc := range map[string]struct {
 		value    int64
 		sequence uint64
 		changed  bool
-		want     string // nothing for what is right
+		want     string // empty: nothing is wrong
 	}{
 		"as before":           {5, 4, false, ""},
 		"with what is begun":  {7, 5, true, ""},
@@ -192,13 +192,13 @@ func TestAnswersAreJudged(t *testing.T) {
 	}
 }
 
-// Of a limit of 8, calls with a cost of 3 pass two at a time.
+// Under a limit of 8 two calls with a cost of 3 pass at a time.
 func TestLimitsAreJudged(t *testing.T) {
 	for _, algorithm := range []string{"fixed", "sliding", "log"} {
 		for name, tc := range map[string]struct {
 			calls int
-			pause time.Duration // between two
-			want  string        // nothing for what is right
+			pause time.Duration // between two calls
+			want  string        // empty: nothing is wrong
 		}{
 			"as many as fit":       {2, 100 * time.Millisecond, ""},
 			"one too many":         {3, 100 * time.Millisecond, ": 9 have passed in "},
@@ -220,7 +220,7 @@ func TestLimitsAreJudged(t *testing.T) {
 						found.finds(t, tc.want)
 					}
 
-					// A call that is refused: at most this much had passed.
+					// A refused call shows that at most this much had passed.
 					if most := q.refused(q.send(3)); most > int64(3*tc.calls) || tc.pause < time.Second && most == 0 {
 						t.Errorf("at most %d had passed, and %d calls did", most, tc.calls)
 					}
@@ -240,7 +240,7 @@ func TestCountsAreJudged(t *testing.T) {
 
 	for name, tc := range map[string]struct {
 		counts []client.Count
-		want   string // nothing for what is right
+		want   string // empty: nothing is wrong
 	}{
 		"all is right":    {counts(count("/a", 1, 1), count("/a", 2, 2)), ""},
 		"negative":        {counts(count("/a", 1, 1), count("/a", -1, 2)), "the count -1 is negative"},
@@ -268,7 +268,7 @@ func TestCountsAreJudged(t *testing.T) {
 	}
 }
 
-// At a checkpoint each client holds the true counts, also that of the whole site, unless others are on it.
+// At a checkpoint each client has the true counts, also that of the whole site, unless other users are on it.
 func TestHeldCountsAreJudged(t *testing.T) {
 	const site, page = `page "*": a client of x holds the count 4; the true count is 3`,
 		`page "/a": a client of x holds the count 2; the true count is 1`

@@ -12,17 +12,18 @@ import (
 	"headcount/internal/testkit"
 )
 
-// A lie is what a proxy does to an honest server. The run must end with ErrWrong, and its report must contain says.
+// lie is what a proxy does to the answers of an honest server. The run must end with ErrWrong, and its report must
+// contain says.
 type lie struct {
 	says  string
 	tells func(p *proxy)
 }
 
-// seeds keeps the keys of runs on one server apart.
+// seeds keeps the keys of different runs on one server apart.
 var seeds atomic.Uint64
 
-// findOut runs c against the server behind a proxy that tells the lie. The runs become longer until the proxy has lied
-// often enough; by then the lie must be found.
+// findOut runs c against the server behind a proxy that tells the lie. The runs get longer until the proxy has lied
+// often enough; by then the lie must have been found.
 func (l lie) findOut(t *testing.T, server string, c *Command) {
 	t.Helper()
 	p := &proxy{}
@@ -36,7 +37,7 @@ func (l lie) findOut(t *testing.T, server string, c *Command) {
 		r, err := run(t, c)
 		found := strings.Contains(strings.Join(r.Wrong, "\n"), l.says)
 
-		// A client that is lied to may wait in vain, so that the run fails before it can compare.
+		// A client that gets lies may wait in vain, so that the run fails before it compares anything.
 		if (err == nil) != r.OK || err != nil && !errors.Is(err, ErrWrong) && !found {
 			t.Fatalf("Run = %v, report %+v", err, r)
 		}
@@ -45,10 +46,10 @@ func (l lie) findOut(t *testing.T, server string, c *Command) {
 			return
 		}
 
-		// A report names only a few faults, and a lie may cause many faults of another kind first: hence several tries.
+		// A report names only a few faults, and a lie may first cause many of another kind, hence several tries.
 		enough := p.lies() >= 50
 		if enough && tries > 6 || c.Duration > 10*time.Second {
-			t.Fatalf("after %d lies and a run of %s nothing says %q: %q", p.lies(), c.Duration, l.says, r.Wrong)
+			t.Fatalf("after %d lies and a run of %s the report lacks %q: %q", p.lies(), c.Duration, l.says, r.Wrong)
 		}
 
 		c.Seed = seeds.Add(1)
@@ -58,7 +59,7 @@ func (l lie) findOut(t *testing.T, server string, c *Command) {
 	}
 }
 
-// inFrames is a lie in the frames of one type.
+// inFrames returns a lie in the frames of one type.
 func inFrames(kind string, lie func(p *proxy, first bool, m message)) func(*proxy) {
 	return func(p *proxy) {
 		p.says = func(first bool, m message) bool {
@@ -129,7 +130,7 @@ func TestServerEveryLieAboutPresenceIsFoundOut(t *testing.T) {
 				c.Dwell = 5 * time.Minute
 
 			case "ghosts":
-				c.KillFraction = 1 // a client that is killed does not say that it leaves
+				c.KillFraction = 1 // a killed client sends no leave
 			}
 
 			l.findOut(t, serve(t, flags...), c)
@@ -137,7 +138,7 @@ func TestServerEveryLieAboutPresenceIsFoundOut(t *testing.T) {
 	}
 }
 
-// on is a lie in the answers to the calls of a method whose paths end with suffix.
+// on returns a lie in the answers to calls with the method whose paths end with suffix.
 func on(method, suffix string, lie func(p *proxy, a *answer)) func(*proxy) {
 	return func(p *proxy) {
 		p.answers = func(req *http.Request, a *answer) {
@@ -149,7 +150,7 @@ func on(method, suffix string, lie func(p *proxy, a *answer)) func(*proxy) {
 	}
 }
 
-// inLimits is a lie in the answers about limits.
+// inLimits returns a lie in the answers about limits.
 func inLimits(lie func(p *proxy, a *answer)) func(*proxy) {
 	return func(p *proxy) {
 		p.answers = func(req *http.Request, a *answer) {
@@ -225,7 +226,7 @@ var counterLies = map[string]lie{
 		p.asks = func(req *http.Request) {
 			if req.Method == http.MethodDelete && !strings.Contains(req.URL.Path, "/members/") {
 				p.lied++
-				path := req.URL.EscapedPath() + "0" // a counter that nobody has
+				path := req.URL.EscapedPath() + "0" // a counter that does not exist
 				req.URL.Path, req.URL.RawPath = req.URL.Path+"0", path
 			}
 		}
@@ -245,7 +246,7 @@ var counterLies = map[string]lie{
 
 func TestServerEveryLieAboutCountersIsFoundOut(t *testing.T) {
 	server := serve(t)
-	t.Run("all", func(t *testing.T) { // the group waits for its parallel tests, and then the server ends
+	t.Run("all", func(t *testing.T) { // the group waits for its parallel tests before the server ends
 		for name, l := range counterLies {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -255,7 +256,7 @@ func TestServerEveryLieAboutCountersIsFoundOut(t *testing.T) {
 	})
 }
 
-// A server that forgets the ids of users ends the run, whose error names the remedy.
+// A server that forgets the ids of users ends the run with an error that names the remedy.
 func TestServerIdsThatAreForgottenEndTheRun(t *testing.T) {
 	t.Parallel()
 	p := (&proxy{}).start(t, serve(t))

@@ -61,7 +61,7 @@ func serve(t *testing.T, flags ...string) string {
 	return "http://" + addr
 }
 
-// A message is a JSON object on its way from the server.
+// message is a JSON object on its way from the server.
 type message map[string]any
 
 func (m message) number(name string) int64 {
@@ -75,18 +75,20 @@ func (m message) text(name string) string {
 	return s
 }
 
-// A proxy stands in front of a server. It is honest except for the functions that are set. It calls one of them at a
+// proxy stands in front of a server. It is honest except for the functions that are set, of which it calls one at a
 // time.
 type proxy struct {
 	URL    string
 	server *httptest.Server
 
-	asks    func(*http.Request)                        // changes a request
-	answers func(req *http.Request, a *answer)         // changes a JSON answer
-	says    func(first bool, m message) (dropped bool) // changes a frame; first: of its topic on the connection
-	holds   bool                                       // the server does not learn that a client is gone
-	delays  time.Duration                              // of frames
-	refuses int                                        // the status of each tenth call, which the server does not get
+	asks    func(*http.Request)                // changes a request
+	answers func(req *http.Request, a *answer) // changes a JSON answer
+	// Changes a frame. Here first says that it is the first one of its topic on the connection.
+	says   func(first bool, m message) (dropped bool)
+	holds  bool          // the server does not learn that a client has gone
+	delays time.Duration // delays each frame
+	// The status with which every tenth call is refused, before it reaches the server; 0: none.
+	refuses int
 
 	mu   sync.Mutex
 	lied int // how often one of the functions changed something
@@ -121,7 +123,7 @@ func (p *proxy) cut() {
 	}
 }
 
-// start has the proxy forward to a server until the test ends.
+// start makes the proxy forward to a server until the test ends.
 func (p *proxy) start(t *testing.T, server string) *proxy {
 	target, err := url.Parse(server)
 	if err != nil {
@@ -129,7 +131,7 @@ func (p *proxy) start(t *testing.T, server string) *proxy {
 	}
 	p.open, p.stop = map[io.Closer]bool{}, make(chan struct{})
 
-	// The proxy must not compress, since it changes the answers.
+	// Answers must not be compressed, since the proxy changes them.
 	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}
 
 	forward := &httputil.ReverseProxy{
@@ -195,7 +197,7 @@ func (p *proxy) modify(resp *http.Response) error {
 	p.mu.Unlock()
 	body, err = json.Marshal(a.message)
 
-	// The lie may be longer than the truth.
+	// The changed answer may be longer than the true one.
 	resp.StatusCode = a.status
 	resp.Header.Set("Content-Length", strconv.Itoa(len(body)))
 	resp.ContentLength = int64(len(body))

@@ -30,8 +30,8 @@ func (w withProgram) Run() int { return testkit.RunWithProgram(w.m, "4", &progra
 
 func exec(args ...string) *osexec.Cmd { return osexec.Command(program, args...) }
 
-// command is a short simulation against servers of serve. What the contract promises within 10 s may take minutes here,
-// because the machine may be busy.
+// command returns a short simulation against servers of serve. What the contract promises within 10 s may take minutes
+// here, because the machine may be busy.
 func command(urls ...string) *Command {
 	return &Command{
 		URL: urls, Users: 12, Pages: 3, Tabs: 3, Duration: 2 * time.Second, Churn: 1, KillFraction: 0.4, Seed: 7,
@@ -41,7 +41,7 @@ func command(urls ...string) *Command {
 	}
 }
 
-// lastingCommand is a short simulation of durable counters.
+// lastingCommand returns a short simulation of durable counters.
 func lastingCommand(urls ...string) *Command {
 	c := command(urls...)
 	c.Users = 8
@@ -117,7 +117,7 @@ func TestServerAnHonestServerOfCountersPasses(t *testing.T) {
 	}
 }
 
-// Reconnects and repeated calls are no wrong counts.
+// Reconnects and repeated calls do not cause wrong counts.
 func TestServerTroubleIsNoWrongCount(t *testing.T) {
 	t.Parallel()
 
@@ -158,7 +158,7 @@ func TestServerTroubleIsNoWrongCount(t *testing.T) {
 			}
 
 			// The trouble begins when all clients are connected. A gateway may send its clients away ten times at most:
-			// one that never stops would leave no time for counting.
+			// if it never stopped, no time would be left for counting.
 			begin := time.AfterFunc(time.Second, func() {
 				if name == "clients are sent away" {
 					p.mu.Lock()
@@ -187,7 +187,7 @@ func TestServerSeveralGatewaysAndOneDies(t *testing.T) {
 	server := serve(t)
 	dies := (&proxy{}).start(t, server)
 
-	// The second gateway stops accepting, and then all of its connections end.
+	// The second gateway stops accepting, and then all its connections end.
 	stop := time.AfterFunc(time.Second, func() {
 		dies.server.Listener.Close()
 		dies.cut()
@@ -210,7 +210,7 @@ func TestServerTokens(t *testing.T) {
 		t.Errorf("Run = %v, %q", err, r.Wrong)
 	}
 
-	// Wrong settings end a run with a remedy, and not with wrong counts.
+	// Wrong settings end a run with a remedy, not with wrong counts.
 	c.JWTSecret = "another"
 	wrong := *c
 
@@ -278,8 +278,8 @@ func TestServerReplay(t *testing.T) {
 	}
 }
 
-// A visitor who is already on a page of the log would make every count of that page look wrong; a visitor elsewhere on
-// the site does not.
+// A visitor who is already on a page of the log would make every count of that page look wrong. A visitor on another
+// page does not.
 func TestServerReplayWantsPagesWithoutVisitors(t *testing.T) {
 	t.Parallel()
 	server := serve(t, "--presence-timeout=1m")
@@ -301,7 +301,7 @@ func TestServerReplayWantsPagesWithoutVisitors(t *testing.T) {
 func TestServerScenarios(t *testing.T) {
 	t.Parallel()
 	for name := range scenarios {
-		if name == "mixed" || name == "counters" { // have tests of their own
+		if name == "mixed" || name == "counters" { // these have their own tests
 			continue
 		}
 		t.Run(name, func(t *testing.T) {

@@ -90,7 +90,7 @@ func FuzzParseLine(f *testing.F) {
 			return
 		}
 
-		noTime := req.at.IsZero() && !strings.Contains(line, "0001") // the year 1 is a time, too
+		noTime := req.at.IsZero() && !strings.Contains(line, "0001") // the year 1 is a valid time
 		if req.address == "" || req.page == "" || strings.Contains(req.page, "?") || noTime {
 			t.Errorf("parseLine(%q) = %+v", line, req)
 		}
@@ -133,7 +133,8 @@ func TestSchedule(t *testing.T) {
 	}
 }
 
-// A visitor comes before leaving, leaves in the end, and is never present longer than the dwell time after a request.
+// A visitor comes before leaving, leaves in the end, and is never present for longer than the dwell time after a
+// request.
 func TestScheduleIsWellFormed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		start := time.Date(2015, 5, 17, 0, 0, 0, 0, time.UTC)
@@ -176,7 +177,7 @@ func TestScheduleIsWellFormed(t *testing.T) {
 	})
 }
 
-// The truth equals a list of open tabs, whatever the users do.
+// The truth equals what a list of open tabs says, whatever the users do.
 func TestTruthIsTheTabsThatAreOpen(t *testing.T) {
 	type tab struct {
 		user *user
@@ -198,7 +199,7 @@ func TestTruthIsTheTabsThatAreOpen(t *testing.T) {
 
 			"exit": func(t *rapid.T) {
 				if len(open) == 0 {
-					t.Skip("nobody is there")
+					t.Skip("the history has no users")
 				}
 
 				i := rapid.IntRange(0, len(open)-1).Draw(t, "tab")
@@ -210,7 +211,7 @@ func TestTruthIsTheTabsThatAreOpen(t *testing.T) {
 				there := map[string]map[*user]bool{wholeSite: {}}
 				for _, tab := range open {
 					if !validPage(tab.page) {
-						continue // the truth ignores it as the server does
+						continue // the truth ignores this, as the server does
 					}
 
 					if there[tab.page] == nil {
@@ -284,32 +285,32 @@ func TestUsersHaveOneIdentity(t *testing.T) {
 		t.Fatalf("claim = %q, %v", id, err)
 	}
 
-	// Until the first tab has an id, the other tabs wait.
+	// The other tabs wait until the first tab has an id.
 	gone, leave := context.WithCancel(t.Context())
 	leave()
 	if _, _, err := u.claim(gone); err == nil {
-		t.Error("a second tab did not wait for the first")
+		t.Error("a second tab did not wait for the first one")
 	}
 
 	if ok, renamed := u.acceptWelcome("", "u1", "u1.a"); !ok || renamed {
 		t.Error("the first id was not adopted")
 	}
 	release()
-	release() // a second call does nothing
+	release() // a second call has no effect
 	if id, _, _ := u.claim(t.Context()); id != "u1.a" {
 		t.Errorf("the second tab got %q", id)
 	}
 
 	if ok, renamed := u.acceptWelcome("u1.a", "u1", "u1.b"); !ok || renamed || u.signed() != "u1.b" {
-		t.Error("the same user, signed anew")
+		t.Error("a new signature of the same user was not accepted")
 	}
 
-	// The server forgot the user, and two tabs notice: the first one's new id is that of the user.
+	// The server forgot the user, and two tabs notice: the id that the first one gets is the user's new one.
 	if ok, renamed := u.acceptWelcome("u1.b", "u2", "u2.c"); !ok || !renamed {
-		t.Error("the server forgot the user: the first tab that noticed has the new id")
+		t.Error("the new id of the first tab that noticed was not adopted")
 	}
 	if ok, _ := u.acceptWelcome("u1.b", "u3", "u3.c"); ok || u.signed() != "u2.c" {
-		t.Error("the next that noticed must dial again with the new id")
+		t.Error("the second tab that noticed must dial again with the user's new id")
 	}
 }
 
@@ -357,7 +358,7 @@ func distanceFromTheTruth(t *testing.T) {
 	tr.exit(a, "p")
 	tr.enter(c, "p")
 	time.Sleep(time.Millisecond)
-	// b stayed, a left and c came: since later, any count from 1 to 3 was possible.
+	// User b stayed, a left and c came: since the moment later any count from 1 to 3 was possible.
 
 	for _, tc := range []struct {
 		n     int64

@@ -11,7 +11,7 @@ func TestWhatAPartOpensIsClosedWithIt(t *testing.T) {
 	note := func(what string) func() { return func() { order = append(order, what) } }
 
 	done := make(chan struct{})
-	go func() { // the part ends with its goroutine, as a test that fails does
+	go func() { // the part ends with its goroutine, like a failed test
 		defer close(done)
 		Part(t, func(p testing.TB) {
 			p.Cleanup(note("opened first"))

@@ -16,7 +16,7 @@ func TestTheStopwatchStandsStillWhileTheMachineDoes(t *testing.T) {
 			t.Errorf("elapsed %s although an hour was lost", elapsed)
 		}
 		if elapsed := NewStopwatch(t).Elapsed(); elapsed < -time.Minute {
-			t.Errorf("a later stopwatch has elapsed %s: it counts what was lost before", elapsed)
+			t.Errorf("a later stopwatch shows %s: it includes time lost before its start", elapsed)
 		}
 	})
 }
@@ -27,7 +27,7 @@ func TestEventuallyAndWithinReturnOnceItIsDone(t *testing.T) {
 		Eventually(t, "three calls", func() bool { calls++; return calls == 3 })
 		Within(t, time.Minute, "six calls", func() bool { calls++; return calls == 6 })
 		if calls != 6 {
-			t.Errorf("%d calls", calls)
+			t.Errorf("the condition was checked %d times", calls)
 		}
 	})
 }

@@ -14,7 +14,7 @@ func TestSignal(t *testing.T) {
 	<-c
 	select {
 	case <-c:
-		t.Error("two signals that nobody had received arrived as two")
+		t.Error("two signals before a receive were received as two")
 	default:
 	}
 }

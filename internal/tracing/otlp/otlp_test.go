@@ -9,7 +9,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 )
 
-// The URL of a collector may have a key, which must not be in the log.
+// The URL of a collector may contain a key, which must not be logged.
 func TestAFailureDoesNotSayTheURL(t *testing.T) {
 	e := &exporter{url: "nothing://collector/v1/traces?key=secret", client: &http.Client{}}
 	spans := []sdk.ReadOnlySpan{tracetest.SpanStub{Name: "call"}.Snapshot()}
