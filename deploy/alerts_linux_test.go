@@ -27,7 +27,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// scrape is the time between two scrapes, and between two looks at the rules.
+// scrape is the time between two scrapes, and between two evaluations of the rules.
 const scrape = 15 * time.Second
 
 // open is how long the last sample stays in a window of two minutes, which most alerts have.
@@ -42,19 +42,20 @@ type trouble struct {
 	series map[string]string
 	lasts  time.Duration // default 20 min
 	fires  map[string]moments
-	brief  bool // a single scrape of it raises the alert too, since something is lost
+	brief  bool // even a single scrape of the cause raises the alert, since data is lost
 }
 
 // moments say how long after the beginning of the cause an alert fires, and how long after its end the alert ends.
 type moments struct{ after, ends time.Duration }
 
-// histogram is one where n calls between two scrapes take 2 to 4 s.
+// histogram returns one in which n calls between two scrapes take 2 to 4 s.
 func histogram(name string, n int) map[string]string {
 	of := func(le string) string { return fmt.Sprintf(`%s{job="us",instance="1",le=%q}`, name, le) }
 	return map[string]string{of("2"): "0", of("4"): fmt.Sprint("+", n), of("+Inf"): fmt.Sprint("+", n)}
 }
 
-// The alerts fire and end at exact scrapes. The window of a rate stays open for a while after the end of the cause.
+// troubles: the alerts fire and end at exact scrapes. After the end of a cause the window of a rate stays open for a
+// while.
 var troubles = []trouble{
 	{name: "a region has ended, another one lives", series: map[string]string{
 		`headcount_ready{job="us",instance="1"}`: "1", `up{job="us",instance="1"}`: "1",
@@ -245,7 +246,7 @@ func values(spec string, well, ill, after int) string {
 	}
 }
 
-// run is a value n times.
+// run returns a value n times.
 func run(value string, n int) string {
 	if value == "stale" {
 		return strings.Repeat("stale ", n)
@@ -341,7 +342,7 @@ func TestServerAlertsFireAndEnd(t *testing.T) {
 
 	for _, m := range regexp.MustCompile(`- alert: (\w+)`).FindAllSubmatch(file(t, "alerts.yaml"), -1) {
 		if alert := string(m[1]); !seen[alert] {
-			t.Errorf("nothing raises %s here", alert)
+			t.Errorf("no trouble of this test raises %s", alert)
 		}
 	}
 
@@ -391,7 +392,7 @@ func scaled(t *testing.T, rules string) string {
 	return regexp.MustCompile(`((?:heard|lag)_seconds > \d+)0\b`).ReplaceAllString(rules, "$1")
 }
 
-// jobs are the regions that Prometheus watches, and the file with the addresses of their processes.
+// jobs has the regions that Prometheus watches, and the file with the addresses of their processes.
 type jobs struct {
 	file string
 	at   map[string][]string // admin addresses by job
@@ -585,7 +586,7 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 		now := query(`ALERTS{alertstate="firing",alertname!~"` + others + `"}`)
 		for _, a := range causes {
 			if _, ended := over[a]; !ended && fired[a] != nil && !slices.Contains(now, a) {
-				t.Fatalf("%s has ended while its cause lasts", a)
+				t.Fatalf("%s ended before its cause did", a)
 			}
 		}
 
@@ -596,7 +597,7 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 		return now
 	}
 
-	// An alert of the start would be no alert of a fault.
+	// An alert raised by the start would not be one of a fault.
 	testkit.Eventually(t, "all processes are scraped and ready", func() bool {
 		return len(query("headcount_ready == 1")) == len(j.at) && len(query("up == 0")) == 0
 	})
@@ -611,7 +612,7 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 				t.Logf("%s from %s to %s, the cause has ended after %s",
 					a, scaled(when[0]), scaled(when[len(when)-1]), scaled(until))
 			} else {
-				t.Errorf("%s from %s to %s, without a cause", a, scaled(when[0]), scaled(when[len(when)-1]))
+				t.Errorf("%s fired from %s to %s, without a cause", a, scaled(when[0]), scaled(when[len(when)-1]))
 			}
 		}
 	}()
@@ -640,7 +641,7 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 
 	testkit.Eventually(t, "an alert that a region is gone",
 		func() bool { return slices.Contains(firing(), "gone HeadcountGone") })
-	// Service discovery forgets the machines of the region: the alert goes on.
+	// When service discovery forgets the machines of the region, the alert goes on.
 	address := j.at["gone"]
 	delete(j.at, "gone")
 	j.write(t)
@@ -664,7 +665,7 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 		over[a] = time.Since(begun)
 	}
 	testkit.Eventually(t, "the end of all alerts", func() bool { return len(firing()) == 0 })
-	for time.Since(begun) < 5*time.Minute/faster { // by then an alert would fire for what lingers in a window
+	for time.Since(begun) < 5*time.Minute/faster { // in this time an alert would fire for what lingers in a window
 		firing()
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// Behind nginx as README.md sets it up, many readers of a page cost the gateway at most two requests a second, and soon
+// With nginx set up as README.md says, many readers of a page cost the gateway at most two requests a second, and soon
 // see a change. Sites with hosts of their own do not get each other's counts.
 func TestServerReadsBehindACache(t *testing.T) {
 	dir := t.TempDir()
@@ -116,7 +116,7 @@ func TestServerReadsBehindACache(t *testing.T) {
 	n := arrived.Load() - before
 	t.Logf("of %d reads in %s %d arrived", asked.Load(), took.Round(time.Millisecond), n)
 	if float64(n) > 2*took.Seconds()+2 {
-		t.Error("that is more than two a second")
+		t.Error("the gateway got more than two requests a second")
 	}
 
 	// A change must arrive although the old answer is cached.
@@ -131,7 +131,7 @@ func TestServerReadsBehindACache(t *testing.T) {
 	stop()
 	readers.Wait()
 
-	// One path, two sites.
+	// The same path on two sites.
 	for host, want := range map[string]string{"a.test": `"count":1,`, "b.test": `"count":0,`} {
 		if body, err := do("GET", "/hot%2Fpage/counter", "", host); err != nil || !strings.Contains(body, want) {
 			t.Errorf("a page of the site %s is answered %s, %v", host, body, err)

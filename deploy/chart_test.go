@@ -79,7 +79,7 @@ func merge(into map[string]any, others ...map[string]any) map[string]any {
 	return into
 }
 
-// override puts the values of a user over those of the chart, field by field.
+// override replaces values of the chart by those of a user, field by field.
 func override(values, with map[string]any) {
 	for name, value := range with {
 		below, ok := values[name].(map[string]any)
@@ -151,7 +151,7 @@ func render(t *testing.T, set string) (map[string]any, error) {
 
 			name := says(o, "kind") + " " + says(o, "metadata name")
 			if objects[name] != nil {
-				t.Errorf("two objects are %s", name)
+				t.Errorf("the chart has two objects %s", name)
 			}
 			objects[name] = o
 		}
@@ -175,7 +175,7 @@ func chartSets(t *testing.T) map[string]string {
 	return sets
 }
 
-// The chart renders what it should for each set of values in helm/ci.
+// For each set of values in helm/ci the chart renders the right objects.
 func TestChart(t *testing.T) {
 	for set, values := range chartSets(t) {
 		t.Run(set, func(t *testing.T) {
@@ -184,7 +184,7 @@ func TestChart(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			// The expected objects: one Deployment and budget per role, and what the set asks for.
+			// Expected are one Deployment and budget per role, and the objects that the set asks for.
 			roles := []string{"all"}
 			if set == "roles" || set == "region" {
 				roles = []string{"gateway", "presence", "dispatcher"}
@@ -207,7 +207,7 @@ func TestChart(t *testing.T) {
 				got[says(o, "kind")]++
 				schema := says(o, "apiVersion") + " " + says(o, "kind")
 				if schemas[schema] == "" {
-					t.Errorf("nobody checks %s", schema)
+					t.Errorf("there is no schema to check %s", schema)
 				}
 				strict(t, schema, o)
 			}
@@ -278,7 +278,7 @@ func checkRole(t *testing.T, role string, objects, values map[string]any) {
 		must(t, role, d, map[string]string{container + "envFrom 0 secretRef name": secret})
 	}
 
-	// The pod has time to drain: after its Service has noticed, and before Kubernetes kills it.
+	// The pod needs time to drain, after its Service has noticed the end and before Kubernetes kills it.
 	env := environment(d)
 	drain := at(values, "shutdownSeconds")
 	if got, want := env["HEADCOUNT_SHUTDOWN_TIMEOUT"], fmt.Sprintf("%vs", drain); got != want {
@@ -368,8 +368,8 @@ func TestServerChartSettings(t *testing.T) {
 	}
 }
 
-// checkSettings lets the program judge the settings of a process. It may complain about the store, which does not exist
-// here (status 1), but not about a setting (status 2).
+// checkSettings lets the program judge the settings of a process. The program may complain about the store (status 1),
+// which does not exist here, but not about a setting (status 2).
 func checkSettings(t *testing.T, process string, deployment, config any) {
 	t.Helper()
 	env := environment(deployment)
@@ -384,7 +384,7 @@ func checkSettings(t *testing.T, process string, deployment, config any) {
 		"--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--cluster-listen", ":0")
 	cmd.Env = testkit.Environ()
 	if at(deployment, container+"envFrom") != nil && env["HEADCOUNT_DATA_DIR"] == "" {
-		// What the chart expects of the Secret.
+		// These come from the Secret that the chart expects.
 		cmd.Env = append(cmd.Env, "HEADCOUNT_REDIS=redis://127.0.0.1:1",
 			"HEADCOUNT_CLUSTER_SECRET="+strings.Repeat("x", 32))
 	}
@@ -460,7 +460,7 @@ func checkReferences(t *testing.T, objects map[string]any) {
 			all, _ := at(in, "ports").([]any)
 			for _, p := range all {
 				if !ports[says(p, "port")] {
-					t.Errorf("%s opens %q, and nobody has it", name, says(p, "port"))
+					t.Errorf("%s opens %q, a port that no process has", name, says(p, "port"))
 				}
 			}
 		}
@@ -480,7 +480,7 @@ func checkReferences(t *testing.T, objects map[string]any) {
 	}
 
 	if n := chosen(at(objects["Service hc-admin"], "spec selector"), pods...); n != len(pods) {
-		t.Errorf("the monitor sees %d of %d Deployments", n, len(pods))
+		t.Errorf("the monitor scrapes %d of %d Deployments", n, len(pods))
 	}
 
 	rules := objects["PrometheusRule hc"]
@@ -495,7 +495,7 @@ func checkReferences(t *testing.T, objects map[string]any) {
 	}
 }
 
-// The chart refuses impossible values before anything is installed.
+// The chart refuses values that cannot work before anything is installed.
 func TestChartRefuses(t *testing.T) {
 	for name, tc := range map[string]struct{ values, want string }{
 		"a role that does not exist": {`roles: [gateways]`, "is none of all, gateway"},
@@ -514,13 +514,13 @@ func TestChartRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := render(t, tc.values); err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("%v, want %q", err, tc.want)
+				t.Errorf("the error is %v, want %q", err, tc.want)
 			}
 		})
 	}
 }
 
-// Pods get the operator's fields, and a Service its kind, in addition to what the chart needs and not instead of it.
+// Pods get the operator's fields, and a Service its kind, in addition to what the chart needs, not instead of it.
 func TestChartOfPods(t *testing.T) {
 	objects, err := render(t, chartSets(t)["pods"])
 	if err != nil {
@@ -566,7 +566,7 @@ func TestChartOfPods(t *testing.T) {
 	})
 }
 
-// Helm refuses values that the schema lacks, before it renders anything.
+// Helm refuses values that are not in the schema before it renders anything.
 func TestChartSchema(t *testing.T) {
 	schema, err := jsonschema.NewCompiler().Compile("helm/values.schema.json")
 	if err != nil {
@@ -606,7 +606,7 @@ func TestChartSchema(t *testing.T) {
 	}
 }
 
-// The chart has no symbolic links: archives and some systems do not follow them.
+// The chart has no symbolic links, since archives and some systems do not follow them.
 func TestChartHasNoLinks(t *testing.T) {
 	err := filepath.WalkDir("helm", func(path string, file fs.DirEntry, err error) error {
 		if err == nil && file.Type()&fs.ModeSymlink != 0 {

@@ -1,4 +1,4 @@
-// Package deploy_test runs the files of this directory as an operator does.
+// Package deploy_test runs the files of this directory as an operator would.
 package deploy_test
 
 import (
@@ -208,7 +208,7 @@ func (s *script) count(t *testing.T, gateway int, method, body string) int {
 }
 
 func TestServerCluster(t *testing.T) {
-	t.Parallel() // the script mostly waits
+	t.Parallel() // the script mostly waits, so it may run beside others
 
 	s := start(t)
 	s.until(t, "ready")
@@ -240,13 +240,13 @@ func TestServerCluster(t *testing.T) {
 	}
 	for name, pid := range pids {
 		if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
-			t.Errorf("%s, pid %d, is still there: %v", name, pid, err)
+			t.Errorf("%s, pid %d, still runs: %v", name, pid, err)
 		}
 	}
 
 	s.nothingLeft(t)
 	if left, err := os.ReadDir(s.scratch); err != nil || len(left) > 0 {
-		t.Errorf("in the temporary directory is still %v, %v", left, err)
+		t.Errorf("the temporary directory still has %v, %v", left, err)
 	}
 }
 
@@ -280,10 +280,10 @@ func TestServerClusterThatCannotStart(t *testing.T) {
 			}
 
 			if !strings.Contains(s.text(), tc.want) {
-				t.Errorf("no %q in the output:\n%s", tc.want, s.text())
+				t.Errorf("the output lacks %q:\n%s", tc.want, s.text())
 			}
 			if strings.Contains(s.text(), "ready;") {
-				t.Errorf("it says it is ready:\n%s", s.text())
+				t.Errorf("the script reports that the cluster is ready:\n%s", s.text())
 			}
 
 			// Redis is gone as well.

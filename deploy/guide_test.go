@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// The guide explains every alert and says what to do.
+// The guide explains every alert, and says what to do.
 func TestGuideHasEveryAlert(t *testing.T) {
 	names := func(name, pattern string) (all []string) {
 		t.Helper()
@@ -29,7 +29,7 @@ func TestGuideHasEveryAlert(t *testing.T) {
 	}
 }
 
-// The guide's numbers of formats are those of the program.
+// The numbers of formats in the guide are those of the program.
 func TestGuideHasEveryFormat(t *testing.T) {
 	guide := string(file(t, "README.md"))
 
@@ -85,14 +85,14 @@ func TestGuideHasEveryFormat(t *testing.T) {
 
 			found := regexp.MustCompile(source.pattern).FindSubmatch(text)
 			if found == nil {
-				t.Errorf("%s has no number of the format", source.file)
+				t.Errorf("%s lacks the number of the format", source.file)
 				continue
 			}
 
 			number = string(found[1])
 		}
 		if want := "| " + row + " | " + number + " |"; !strings.Contains(guide, want) {
-			t.Errorf("the guide has no %q", want)
+			t.Errorf("the guide lacks %q", want)
 		}
 	}
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// What the chart renders, and the files for Docker and the monitoring, is checked against the used part of their
-// schemas: a field that is not here is taken for a mistake, and a field without fields may have any value. The required
-// values are checked below.
+// The output of the chart, and the files for Docker and the monitoring, are checked against the parts of their schemas
+// that they use. A field that is missing here counts as a mistake, and a field without fields may have any value. The
+// required values are checked below.
 const (
 	object = "apiVersion, kind, metadata: {name, labels, annotations}"
 	probe  = "{httpGet: {path, port}, periodSeconds, timeoutSeconds, failureThreshold}"
@@ -206,7 +206,7 @@ func TestCompose(t *testing.T) {
 	})
 }
 
-// What compose.yaml gives to Prometheus and Grafana has known fields too, and fits together.
+// What compose.yaml gives to Prometheus and Grafana has only known fields, and fits together.
 func TestMonitoring(t *testing.T) {
 	all := map[string]any{}
 	for _, name := range []string{"prometheus.yaml", "grafana/datasource.yaml", "grafana/dashboards.yaml"} {

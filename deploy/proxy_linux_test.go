@@ -28,8 +28,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// gateways are two processes behind the proxies of proxy/, run as those files say. One address may have perAddress
-// connections on each.
+// gateways has two processes behind the proxies of proxy/, run as these files say. One address may have perAddress
+// connections to each of them.
 type gateways struct{ addrs, admins []string }
 
 // perAddress is how many connections a gateway has with one address: enough for two browsers on the demo's page, each
@@ -70,16 +70,17 @@ func background(t *testing.T, grace time.Duration, name string, args ...string) 
 	cmd := exec.Command(name, args...)
 	cmd.Env = testkit.Environ("HOME=" + t.TempDir())
 	cmd.Stdout, cmd.Stderr = &log, &log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a group of its own, to be killed as a whole
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // its own process group, which is killed as a whole
 	if err := cmd.Start(); err != nil {
 		t.Fatalf("%v: run make setup", err)
 	}
 
 	t.Cleanup(func() {
-		kill := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // an error means that all have ended
+		// An error means that all processes have ended.
+		kill := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		late := time.AfterFunc(grace, kill)
-		_ = cmd.Wait() // it ends by a signal, which is no error of the test
+		_ = cmd.Wait() // the server ends by a signal, which is not an error here
 		late.Stop()
 		kill()
 
@@ -89,7 +90,7 @@ func background(t *testing.T, grace time.Duration, name string, args ...string) 
 	})
 }
 
-// proxied is a proxy in front of the gateways, with its visitors.
+// proxied is a proxy in front of the gateways, and its visitors.
 type proxied struct {
 	t     *testing.T
 	addr  string
@@ -140,7 +141,7 @@ func (p *proxied) get(c *http.Client, path string, header ...string) *http.Respo
 	return resp
 }
 
-// askAnother are the proxies that ask another gateway when one answers that it is full.
+// askAnother has the proxies that ask the other gateway if one answers that it is full.
 var askAnother = []string{"nginx", "HAProxy"}
 
 // eachProxy runs each proxy of proxy/, or only some, in front of two gateways, or of one (without the second server
@@ -196,7 +197,7 @@ func eachProxy(
 
 			conf := filepath.Join(dir, tc.file)
 
-			// As the files say: without the line of the second gateway.
+			// As the files say, without the line of the second gateway.
 			if len(gateways) == 1 {
 				text = regexp.MustCompile(`(?m)^.*(server|BalancerMember) .*gateway-2.*\n| gateway-2:8080`).ReplaceAll(
 					text, nil)
@@ -279,7 +280,7 @@ func TestServerProxiesBeforeOneProcess(t *testing.T) {
 	})
 }
 
-// Visitors do not notice a gateway that is gone. Behind nginx and HAProxy they do not notice a full one either.
+// Visitors do not notice when a gateway is gone. Behind nginx and HAProxy they do not notice a full one either.
 func TestServerProxiesGoToAnother(t *testing.T) {
 	answering := func(status int) string {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -302,7 +303,7 @@ func TestServerProxiesGoToAnother(t *testing.T) {
 	eachProxy(t, []string{answering(http.StatusServiceUnavailable), another}, look, askAnother...)
 }
 
-// A POST that a gateway has received but not answered goes to no other gateway: it could count twice.
+// A POST that a gateway received and did not answer is not sent to another gateway, since it could count twice.
 func TestServerProxiesRepeatNoPost(t *testing.T) {
 	var mu sync.Mutex
 	posts := map[string]int{} // by path
@@ -371,7 +372,7 @@ func TestServerProxyOfCompose(t *testing.T) {
 
 	compose, tested := passes("nginx.conf"), passes("proxy/nginx.conf")
 	if len(tested) < 10 || !slices.Equal(compose, tested) {
-		t.Errorf("compose.yaml's nginx does %q, and the tested one does %q", compose, tested)
+		t.Errorf("the nginx of compose.yaml has %q, and the tested one %q", compose, tested)
 	}
 }
 
@@ -465,8 +466,8 @@ func (p *proxied) check(name string) {
 	}
 	await(0)
 
-	// One address gets perAddress connections on each of two gateways, whatever address it claims. Caddy and Apache may
-	// draw the full one many times before the other one is full, too.
+	// One address gets perAddress connections to each of two gateways, whatever address it claims. Caddy and Apache may
+	// choose the full one many times before the other one is full, too.
 	crowd := p.visitor()
 	open := 0
 	for i := range 40 {
@@ -484,7 +485,7 @@ func (p *proxied) check(name string) {
 		t.Errorf("one address has %d connections, not %d on each of two gateways", open, perAddress)
 	}
 	if resp := p.get(p.visitor(), "/live/crowd/counter/events"); resp.StatusCode != http.StatusOK {
-		t.Errorf("another address: %s", resp.Status)
+		t.Errorf("a visitor with another address got %s", resp.Status)
 	}
 }
 
@@ -522,6 +523,6 @@ func (p *proxied) browse(g *gateways, name string) {
 	}
 
 	if !strings.Contains(string(figures), `{method="GET",route="/-/dashboard/access",status="200"}`) {
-		t.Error("the demo has not asked for what the dashboard shows")
+		t.Error("the demo has not asked whether the dashboard needs a key")
 	}
 }

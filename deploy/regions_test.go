@@ -13,7 +13,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// README.md shows this: three regions, one total, and a link that is cut and healed.
+// README.md shows three regions with one total, and a link that is cut and healed. The script does that.
 func TestServerRegions(t *testing.T) {
 	t.Parallel()
 	all := freePorts(12)
@@ -80,6 +80,6 @@ func TestServerRegions(t *testing.T) {
 
 	s.nothingLeft(t)
 	if left, err := os.ReadDir(s.scratch); err != nil || len(left) > 0 {
-		t.Errorf("in the temporary directory is still %v, %v", left, err)
+		t.Errorf("the temporary directory still has %v, %v", left, err)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// The unit uses only the directives of systemd.unit(5), systemd.service(5) and systemd.exec(5) that are known here; any
-// other one is taken for a mistake.
+// The unit uses only directives of systemd.unit(5), systemd.service(5) and systemd.exec(5) that are listed here. Any
+// other one counts as a mistake.
 func TestUnit(t *testing.T) {
 	const yes, span = `yes|no`, `\d+s`
 	known := map[string]map[string]string{ // the permitted values of each directive

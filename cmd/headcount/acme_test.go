@@ -83,7 +83,7 @@ func (i *issuer) issue(number int64, key crypto.PublicKey) []byte {
 type authority struct {
 	*issuer
 	url   string
-	prove func() string // the address that the domain leads to
+	prove func() string // returns the address to which the domain leads
 	plain string        // the address of port 80, if the authority asks for the proof there
 
 	mu     sync.Mutex // guards the fields below

@@ -45,7 +45,7 @@ func check(t *testing.T, args ...string) (status int, wrong []string, all string
 		case strings.HasPrefix(line, "fine   "):
 		case strings.HasPrefix(line, "open   settings: "):
 		default:
-			t.Errorf("a line is neither wrong nor fine: %q", line)
+			t.Errorf("a line of the check reports neither a fault nor success: %q", line)
 		}
 	}
 
@@ -106,21 +106,21 @@ func refusing(t *testing.T, to string) string {
 	return s.URL
 }
 
-// fault is a case of the check. It may have faults of several things, because one must not hide another. Those that
-// would are cases of their own.
+// fault is a case of the check. A case may have faults of several things, which shows that one does not hide another.
+// Faults that would are cases of their own.
 type fault struct {
 	args []string
-	want []string // each of another line; empty if all is fine
+	want []string // one text for each line about a fault; empty if all is well
 	set  [][]any  // commands that change Redis first
 }
 
-// isFound runs the check, which names each fault once, and finds nothing else.
+// isFound runs the check, which must name each fault once and no other.
 func (tc fault) isFound(t *testing.T) {
 	t.Helper()
 
 	args := slices.Clone(tc.args)
 	if !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--patience") }) {
-		args = append(args, "--patience=3m") // a slow machine is no fault
+		args = append(args, "--patience=3m") // the slowness of a machine must not count as a fault
 	}
 
 	status, wrong, all := check(t, args...)
@@ -138,7 +138,7 @@ func (tc fault) isFound(t *testing.T) {
 	}
 }
 
-// stopped returns the settings of a server that does not run, at addresses that nobody else has. Those in more win.
+// stopped returns the settings of a server that does not run, at free addresses. The settings in more take precedence.
 func stopped(more ...string) []string {
 	return append([]string{
 		"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(),
@@ -156,12 +156,12 @@ func hooked(receivers ...string) []string {
 	return args
 }
 
-// receiver is a receiver of webhooks that answers with the status. It may not get an event.
+// receiver starts a receiver of webhooks that answers with the status. The check must not send it an event.
 func receiver(t *testing.T, status int) string {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodHead || r.ContentLength > 0 {
-			t.Errorf("the check sends %s and %d bytes to a receiver", r.Method, r.ContentLength)
+			t.Errorf("the check sent %s and %d bytes to a receiver", r.Method, r.ContentLength)
 		}
 		w.WriteHeader(status)
 	}))
@@ -182,7 +182,7 @@ func takenAddr(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// counters returns a data directory with counters. A server uses it if it is held.
+// counters returns a data directory with counters. If held, a server uses it.
 func counters(t *testing.T, held bool) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -222,7 +222,7 @@ func TestServerCheckFindsFaults(t *testing.T) {
 	noDir := file(t, "file", "")
 	broken := file(t, "counters.db", "no database")
 
-	// Servers that are not what they should be: without keys, with unusable keys, and with an unknown certificate.
+	// Servers with a fault: without keys, with unusable keys, and with an unknown certificate.
 	stranger := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(stranger.Close)
 
@@ -270,12 +270,12 @@ func TestServerCheckFindsFaults(t *testing.T) {
 	}
 
 	if _, err := os.Stat(missing); err == nil {
-		t.Error("the check left a directory")
+		t.Error("the check left a directory behind")
 	}
 
 	status, _, all := check(t, "--public-url=count.example.com")
 	if status != exitSettings || !strings.Contains(all, "--public-url") {
-		t.Errorf("status %d\n%s", status, all)
+		t.Errorf("status %d, want %d with --public-url:\n%s", status, exitSettings, all)
 	}
 }
 
@@ -405,7 +405,7 @@ func TestServerCheckFindsFaultsOfRedis(t *testing.T) {
 			tc.isFound(t)
 
 			if n := redis.Do(t, "DBSIZE").(int64); int(n) != len(set) {
-				t.Errorf("%d keys are in Redis after the check, and the case has set %d", n, len(set))
+				t.Errorf("after the check Redis has %d keys, want the %d of the case", n, len(set))
 			}
 		})
 	}
@@ -474,7 +474,7 @@ func eachOnce(lines, texts []string) bool {
 	return len(lines) == len(texts)
 }
 
-// One fault does not hide another.
+// One fault does not hide another one.
 func TestServerCheckFindsSeveralFaults(t *testing.T) {
 	t.Parallel()
 	server := run(t)
@@ -515,7 +515,7 @@ func TestServerCheckReachesProcesses(t *testing.T) {
 		cluster + " is reached over TCP and UDP", "and TCP and UDP to ", cluster + " owns 64 of 64 partitions",
 	} {
 		if status != exitOK || !strings.Contains(all, want) {
-			t.Errorf("status %d, without %q\n%s", status, want, all)
+			t.Errorf("status %d, and the text lacks %q:\n%s", status, want, all)
 		}
 	}
 
@@ -524,12 +524,12 @@ func TestServerCheckReachesProcesses(t *testing.T) {
 	redis.Do(t, "HSET", owned[0], "owner", "10.0.0.1:7946/1")
 	status, _, all = check(t, args...)
 	if status != exitFailure || !strings.Contains(all, "1 of 64 partitions are of processes that have ended") {
-		t.Errorf("a partition of a process that has ended: status %d\n%s", status, all)
+		t.Errorf("with a partition of an ended process the status is %d:\n%s", status, all)
 	}
 
 	status, _, all = check(t, append(args, "--postgres=postgres://u@"+servertest.FreeAddr()+"/d")...)
 	if status != exitFailure || !strings.Contains(all, "processes without --postgres use this Redis; end all of them") {
-		t.Errorf("beside a process that has no PostgreSQL: status %d\n%s", status, all)
+		t.Errorf("beside a process without PostgreSQL the status is %d:\n%s", status, all)
 	}
 }
 
@@ -544,7 +544,7 @@ func certificateFor(t *testing.T, from, until time.Time, host string) []string {
 	return []string{"--tls-cert=" + c.File, "--tls-key=" + c.Key}
 }
 
-// Check says what visitors would object to in a chain of certificates.
+// The check reports what visitors would object to in a chain of certificates.
 func TestServerChainsOfCertificates(t *testing.T) {
 	a := newAuthority(t, "counter.example.com", nil)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), cryptorand.Reader)
@@ -564,7 +564,7 @@ func TestServerChainsOfCertificates(t *testing.T) {
 		DNSNames: []string{"counter.example.com"},
 	}, between, key.Public())
 
-	// This machine knows the root in all cases but one.
+	// In all cases but one this machine trusts the root.
 	roots, others := x509.NewCertPool(), x509.NewCertPool()
 	roots.AddCert(a.root)
 
@@ -622,7 +622,7 @@ func TestServerCheckTriesWhatIsDocumented(t *testing.T) {
 			continue
 		}
 
-		// A user with every right but one.
+		// This user has every right but one.
 		redis.Do(t, "ACL", "SETUSER", "u", "reset", "on", ">password", "~hc:*", "&hc:*", "+@all", "-"+command)
 		_, wrong, all := check(t, "--redis=redis://u:password@"+redis.Addr, "--patience=3m",
 			"--admin-listen="+servertest.FreeAddr(), "--listen="+servertest.FreeAddr(),

@@ -119,7 +119,7 @@ func TestLayers(t *testing.T) {
 	one := func(s string) []string { return []string{s} }
 	for flag, tc := range map[string]struct {
 		get     func(Server) any
-		flag    []string // values in occurrences of the flag
+		flag    []string // the values, one for each occurrence of the flag
 		env     string
 		file    string // JSON
 		byFlag  any
@@ -279,7 +279,7 @@ func TestLayers(t *testing.T) {
 				spaced = append(spaced, "--"+flag, v)
 			}
 
-			// The same setting in each layer, with another value in each.
+			// Each layer has the same setting, with another value.
 			variable := "HEADCOUNT_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 			env := map[string]string{variable: tc.env}
 			empty := map[string]string{variable: ""}
@@ -326,7 +326,7 @@ func TestConfigFileNamedByTheEnvironment(t *testing.T) {
 	}
 }
 
-// refused lists impossible settings by the reason. The error must name the flag of each.
+// refused lists settings that cannot work, by the reason. The error must name the flag of each.
 var refused = map[string]struct {
 	flag string
 	args string // separated by spaces
@@ -540,7 +540,7 @@ func TestRefusedSettings(t *testing.T) {
 
 			status, stdout, line := runWith(t, tc.env, nil, args...)
 			if status != exitSettings || stdout != "" {
-				t.Fatalf("status %d, stdout %q", status, stdout)
+				t.Fatalf("status %d, stdout %q; want %d and nothing", status, stdout, exitSettings)
 			}
 
 			if !strings.HasPrefix(line, "headcount: --"+tc.flag+":") &&
@@ -558,12 +558,12 @@ func TestRefusedSettings(t *testing.T) {
 func TestRefusalsSayWhereTheValueIsFrom(t *testing.T) {
 	_, err := read(t, nil, map[string]string{"HEADCOUNT_LEAVE_GRACE": "1h"}, "")
 	if err == nil || !strings.HasPrefix(err.Error(), "--leave-grace (from HEADCOUNT_LEAVE_GRACE): ") {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want the flag and the variable named", err)
 	}
 
 	_, err = read(t, nil, nil, `{"leave-grace":"x"}`)
 	if err == nil || !strings.HasPrefix(err.Error(), "--leave-grace (from the file of --config): ") {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want the flag and the file named", err)
 	}
 }
 
@@ -587,13 +587,13 @@ func TestRefusalsDoNotRepeatSecrets(t *testing.T) {
 		"secret among others":      {"--cluster-secret", secret, "--cluster-secret", ""},
 	} {
 		if _, err := read(t, args, nil, ""); err == nil || strings.Contains(err.Error(), secret) {
-			t.Errorf("%s: got %v", name, err)
+			t.Errorf("%s: got %v, want an error without the secret", name, err)
 		}
 	}
 
 	_, err := read(t, nil, nil, `{"jwt-secret":{"`+secret+`":1}}`)
 	if err == nil || strings.Contains(err.Error(), secret) {
-		t.Errorf("file: got %v", err)
+		t.Errorf("from a file: got %v, want an error without the secret", err)
 	}
 }
 
@@ -640,7 +640,7 @@ func TestAcceptedSettings(t *testing.T) {
 		"a secret that begins with two minus": "--id-secret --x",
 	} {
 		if _, err := read(t, strings.Fields(args), nil, ""); err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s is refused: %v", name, err)
 		}
 	}
 }
@@ -650,7 +650,7 @@ func TestValidateWithRedis(t *testing.T) {
 
 	for name, tc := range map[string]struct {
 		change func(*Server)
-		flag   string // the setting that it is refused for, if any
+		flag   string // the setting that the error names; empty: accepted
 	}{
 		"loopback needs no secret": {func(c *Server) {}, ""},
 		"loopback by name": {func(c *Server) {
@@ -735,20 +735,20 @@ func TestRulesOfCounters(t *testing.T) {
 func TestWarnings(t *testing.T) {
 	c := defaults()
 	if got := c.Warnings(); got != nil {
-		t.Fatalf("defaults: %q", got)
+		t.Fatalf("the warnings for the defaults are %q", got)
 	}
 	if got := c.Open(); len(got) != 1 || !strings.HasPrefix(got[0], "--api-key is not set") {
-		t.Fatalf("open by default: %q", got)
+		t.Fatalf("by default Open returns %q", got)
 	}
 
 	c.Listen = "127.0.0.1:8080"
 	if got := c.Open(); got != nil {
-		t.Fatalf("open on the loopback: %q", got)
+		t.Fatalf("on the loopback Open returns %q, want nothing", got)
 	}
 	c.Listen, c.AdminListen = ":8080", "[::]:8081"
 	c.Roles = []string{"presence"}
 	if got := c.Open(); len(got) != 1 || !strings.HasPrefix(got[0], "--admin-listen can be reached") {
-		t.Fatalf("open of a presence node: %q", got)
+		t.Fatalf("for a presence node Open returns %q", got)
 	}
 
 	// Short secrets, and a variable that no setting has.
@@ -760,7 +760,7 @@ func TestWarnings(t *testing.T) {
 	got := c.Warnings()
 	if len(got) != 3 || !strings.HasPrefix(got[2], "HEADCOUNT_COLOUR ") ||
 		!strings.HasPrefix(got[0], "--cluster-secret ") || !strings.HasPrefix(got[1], "--jwt-secret ") {
-		t.Fatalf("got %q", got)
+		t.Fatalf("the warnings are %q", got)
 	}
 
 	c = defaults()
@@ -770,18 +770,18 @@ func TestWarnings(t *testing.T) {
 	got = c.Warnings()
 	if len(got) != 4 || !strings.HasPrefix(got[2], "--postgres has ?pgbouncer=,") ||
 		!strings.HasPrefix(got[3], "--postgres has ?schema=,") {
-		t.Fatalf("Prisma's: %q", got)
+		t.Fatalf("for a URL of Prisma the warnings are %q", got)
 	}
 
 	if !strings.HasPrefix(got[0], "--jwt-secret begins or ends with white space") ||
 		!strings.HasPrefix(got[1], "--api-key begins or ends") {
-		t.Fatalf("white space: %q", got)
+		t.Fatalf("for white space the warnings are %q", got)
 	}
 
-	// The white space is only warned of: the key works without it.
+	// White space only causes a warning: the key works without it.
 	c.Postgres = ""
 	if err := c.Validate(); err != nil || !c.Keys.Has(long) {
-		t.Errorf("an API key with white space behind it is useless: %v", err)
+		t.Errorf("an API key with white space at its end is refused: %v", err)
 	}
 }
 
@@ -789,29 +789,29 @@ func TestWarnings(t *testing.T) {
 func TestVariablesOfNoSetting(t *testing.T) {
 	env := map[string]string{
 		"LISTEN": ":1", "HEADCOUNT_COLOUR": "red", "HEADCOUNT_EMPTY": "", "HEADCOUNT_API_KEY": strings.Repeat("x", 16),
-		"HEADCOUNT_USERS":        "9", // of simulate
+		"HEADCOUNT_USERS":        "9", // a setting of simulate
 		"HEADCOUNT_SERVICE_HOST": "10.0.0.1", "HEADCOUNT_SERVICE_PORT_HTTP": "80",
 		"HEADCOUNT_PORT": "tcp://10.0.0.1:80", "HEADCOUNT_PORT_80_TCP_ADDR": "10.0.0.1",
 	}
 
 	if c, err := read(t, nil, env, ""); err != nil || !slices.Equal(c.Strangers, []string{"HEADCOUNT_COLOUR"}) {
-		t.Errorf("%q, %v", c.Strangers, err)
+		t.Errorf("the unknown variables are %q, %v; want HEADCOUNT_COLOUR", c.Strangers, err)
 	}
 
 	env["HEADCOUNT_API_KEYS"] = "y"
 	_, err := read(t, nil, env, "")
 	if err == nil || !strings.HasPrefix(err.Error(),
 		"HEADCOUNT_API_KEYS is not the variable of any setting; write HEADCOUNT_API_KEY,") {
-		t.Error(err)
+		t.Errorf("a misspelt variable gives %v", err)
 	}
 
 	_, err = read(t, nil, nil, `{"--listen":":1"}`)
 	if err == nil || !strings.Contains(err.Error(), "without its leading dashes") {
-		t.Error(err)
+		t.Errorf("a key with dashes gives %v", err)
 	}
 }
 
-// The IPv6 address of a pod comes without brackets.
+// The IPv6 address of a pod has no brackets, and is accepted.
 func TestAdvertiseOfAPod(t *testing.T) {
 	for given, want := range map[string]string{
 		"fd00::1:7946": "[fd00::1]:7946", "fd00:1:2:3:4:5:6:7:7946": "[fd00:1:2:3:4:5:6:7]:7946",
@@ -830,11 +830,11 @@ func TestACertificateThatIsMissingIsASetting(t *testing.T) {
 	c := config.Server{TLSCert: "nowhere", TLSKey: "nowhere"}
 	_, err := openCertificates(&c, zerolog.Nop())
 	if s := (*setting.Error)(nil); !errors.As(err, &s) || s.Name != "tls-cert" {
-		t.Error(err)
+		t.Errorf("the error is %v, want one about tls-cert", err)
 	}
 }
 
-// The flags of serve are those of the contract's table, no more and no fewer.
+// The flags of serve are those in the table of the contract, no more and no fewer.
 func TestFlagsOfServe(t *testing.T) {
 	want := strings.Fields(`listen admin-listen cluster-listen advertise roles redis region peer
 		region-stale-after cluster-secret id-secret data-dir heartbeat-interval presence-timeout leave-grace
@@ -851,7 +851,7 @@ func TestFlagsOfServe(t *testing.T) {
 	}
 }
 
-// The help omits settings that seldom need a change; deploy/README.md describes those.
+// The help leaves out settings that seldom need a change. deploy/README.md describes these.
 func TestHelpOfServe(t *testing.T) {
 	code, help, _ := runCommand(t, nil, "serve", "--help")
 	guide, err := os.ReadFile("../../deploy/README.md")
@@ -910,7 +910,7 @@ func TestSettingsOfTheChart(t *testing.T) {
 	}
 }
 
-// The files of deploy/ name only settings that the program has.
+// The files in deploy/ name only settings that the program has.
 func TestSettingsThatDeployNames(t *testing.T) {
 	known := map[string]bool{"HEADCOUNT_PORT": true} // of compose.yaml itself
 	for _, name := range serveFlags(t) {
@@ -945,8 +945,8 @@ func TestSettingsThatDeployNames(t *testing.T) {
 	}
 }
 
-// HEADCOUNT_SITE has the sites of a server. Other commands on the same machine see the variable too, but do not take it
-// for the site that they ask for.
+// HEADCOUNT_SITE has the sites of a server. Other commands on the same machine see the variable, too, but must not take
+// it for the site that they ask for.
 func TestServerTheVariableOfSitesIsForTheServer(t *testing.T) {
 	asked := make(chan string, 1)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

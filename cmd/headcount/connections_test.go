@@ -2,6 +2,7 @@ package main
 
 import "testing"
 
+// TestConnectionsFitTheFiles: the bounds of connections, together, never exceed the files that the process may open.
 func TestConnectionsFitTheFiles(t *testing.T) {
 	for name, tc := range map[string]struct {
 		files   uint64

@@ -15,7 +15,7 @@ import (
 
 // halfOpen begins a handshake, and keeps the connection until the server closes it or stop is closed.
 func halfOpen(c net.Conn, begun chan<- struct{}, stop <-chan struct{}) {
-	_ = c.SetReadDeadline(time.Unix(1, 0)) // the handshake ends when it is the server's turn
+	_ = c.SetReadDeadline(time.Unix(1, 0)) // the handshake stops when it is the server's turn
 	_ = tls.Client(c, &tls.Config{InsecureSkipVerify: true}).Handshake()
 	_ = c.SetReadDeadline(time.Time{})
 	select {
@@ -38,7 +38,7 @@ func halfOpen(c net.Conn, begun chan<- struct{}, stop <-chan struct{}) {
 }
 
 // One address begins handshakes without finishing them, and replaces each one that the server closes. Newcomers from
-// elsewhere do not wait.
+// another address do not wait.
 func TestClockHalfOpenHandshakes(t *testing.T) {
 	c, err := servertest.NewLoopbackCertificate(t.TempDir())
 	if err != nil {
@@ -94,7 +94,7 @@ func TestClockHalfOpenHandshakes(t *testing.T) {
 		answer, err := web.Get("https://" + addr + "/p/counter")
 		if err == nil {
 			_ = answer.Body.Close()
-		} else if time.Since(start) < 3*time.Second { // a handshake may last that long on a busy machine
+		} else if time.Since(start) < 3*time.Second { // on a busy machine a handshake may take so long
 			t.Fatal(err)
 		}
 
@@ -104,7 +104,7 @@ func TestClockHalfOpenHandshakes(t *testing.T) {
 			slow++
 		}
 		if slow > 1 {
-			t.Fatalf("more than one of 100 newcomers waited for over 500ms, the last one for %s", took)
+			t.Fatalf("more than one of 100 newcomers waited for over 500ms; the last one waited for %s", took)
 		}
 	}
 }

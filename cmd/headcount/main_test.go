@@ -161,7 +161,7 @@ func TestClockServeUntilSignal(t *testing.T) {
 			continue
 		}
 
-		// The server is ready: it must say so, and then end.
+		// The server is ready: healthcheck must say so, and then the server must end.
 		if err := servertest.Ready(ctx, admin); err != nil {
 			t.Error(err)
 		}
@@ -190,7 +190,7 @@ func TestServerHealthcheck(t *testing.T) {
 	code := http.StatusOK
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/healthz" {
-			t.Errorf("asked for %s", r.URL.Path)
+			t.Errorf("healthcheck asked for %s, want /healthz", r.URL.Path)
 		}
 		w.WriteHeader(code)
 	}))
@@ -199,7 +199,7 @@ func TestServerHealthcheck(t *testing.T) {
 	addr := server.Listener.Addr().String()
 	_, port, _ := strings.Cut(addr, ":")
 
-	// An address without a host, or for all hosts, is asked on the loopback.
+	// With an address without a host, or for all hosts, healthcheck asks the loopback.
 	for _, admin := range []string{addr, ":" + port, "0.0.0.0:" + port} {
 		if err := healthcheck(t.Context(), admin); err != nil {
 			t.Errorf("%s: %v", admin, err)
@@ -208,7 +208,7 @@ func TestServerHealthcheck(t *testing.T) {
 
 	code = http.StatusServiceUnavailable
 	if err := healthcheck(t.Context(), addr); err == nil || !strings.Contains(err.Error(), "503") {
-		t.Errorf("got %v", err)
+		t.Errorf("a 503 gives %v, want an error that names it", err)
 	}
 }
 
@@ -216,7 +216,7 @@ func TestServerHealthcheck(t *testing.T) {
 
 const helperVariable = "TEST_HEADCOUNT_SERVE"
 
-// TestMain is the program when a test runs this binary as such.
+// TestMain runs the program instead of tests when a test runs this binary as the program.
 func TestMain(m *testing.M) {
 	name, ok := os.LookupEnv(helperVariable)
 	if !ok {
@@ -328,7 +328,7 @@ func TestClockSignals(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			// The helper reports its states on stdout, so that each signal meets the state that it is for.
+			// The helper reports its state on stdout, so that each signal is sent in the right state.
 			lines := bufio.NewScanner(out)
 			wait := func(want string) {
 				if !lines.Scan() || lines.Text() != want {
@@ -339,7 +339,7 @@ func TestClockSignals(t *testing.T) {
 			wait("ready")
 			for i, s := range tc.signals {
 				if i == len(tc.signals)-1 && tc.serve == "hangs" {
-					wait("draining") // two signals sent together may arrive as one
+					wait("draining") // otherwise two signals may arrive as one
 				}
 				if err := cmd.Process.Signal(s); err != nil {
 					t.Error(err)
@@ -360,6 +360,6 @@ func TestVersionLine(t *testing.T) {
 	version = "v1.2.3"
 	defer func() { version = "" }()
 	if got := versionLine(); !strings.HasPrefix(got, "headcount v1.2.3 ") || !strings.Contains(got, " go1.") {
-		t.Errorf("got %q", got)
+		t.Errorf("the version line is %q", got)
 	}
 }

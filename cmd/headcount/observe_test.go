@@ -92,7 +92,7 @@ func fetch(t testing.TB, method, url, body string) string {
 	return string(text)
 }
 
-// series are the labels of all series, by the name of the metric.
+// series has the labels of all series, by the name of the metric.
 type series map[string][]map[string]string
 
 var (
@@ -113,10 +113,10 @@ func parseSeries(text string) series {
 	return all
 }
 
-// query has the names in an expression of PromQL.
+// query has the names in a PromQL expression.
 type query struct {
 	metrics   []string
-	matchers  [][]matcher // of each metric
+	matchers  [][]matcher // the label matchers of each metric
 	grouped   []string    // labels in by and on
 	functions []string
 }
@@ -156,7 +156,7 @@ func parseQuery(expr string) (q query) {
 		default:
 			expr = expr[len(name):]
 
-			// A name before a parenthesis or a grouping is a function, and any other one a metric.
+			// A name before a parenthesis or a grouping is a function. Any other name is a metric.
 			rest := strings.TrimSpace(expr)
 			grouping := word.FindString(rest)
 			if strings.HasPrefix(rest, "(") || slices.Contains(groupings[:2], grouping) {
@@ -180,10 +180,10 @@ func parseQuery(expr string) (q query) {
 	return q
 }
 
-// scraped are labels that Prometheus adds.
+// scraped has the labels that Prometheus adds.
 var scraped = []string{"job", "instance"}
 
-// faults reports the names in an expression that do not exist, and the labels that a text shows in vain.
+// faults returns the names in an expression that do not exist, and the labels that a text shows without effect.
 func (all series) faults(expr string, shown ...string) (wrong []string) {
 	q := parseQuery(expr)
 	for _, f := range q.functions {
@@ -243,8 +243,8 @@ func shownLabels(text string) (labels []string) {
 	return labels
 }
 
-// The values of every label are few: no label has a page, a user, a key or the address of a client. A host is that of a
-// webhook.
+// boundedLabels has the labels with few values. No label has a page, a user, a key or the address of a client. A host
+// is that of a webhook.
 var boundedLabels = []string{
 	"le",
 	"cause", "code", "direction", "host", "limit", "lost", "method", "outcome", "path", "peer", "reason", "route",
@@ -302,7 +302,7 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 			strings.Contains(metrics, "headcount_webhook_failures_total{")
 	})
 
-	// No server has all metrics, and Prometheus makes up itself.
+	// No server has all metrics, and the metric up is made by Prometheus itself.
 	metrics += fetch(t, "GET", "http://"+region.admin+"/metrics", "")
 	all := parseSeries(metrics)
 	all["up"] = []map[string]string{{}}
@@ -329,7 +329,7 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 		"headcount_counters_region_lag_seconds", "headcount_pages_table_lag_seconds",
 	} {
 		if len(all[must]) == 0 {
-			t.Errorf("no %s", must)
+			t.Errorf("the metric %s does not exist", must)
 		}
 	}
 
@@ -352,7 +352,7 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 	panels := 0
 	for _, p := range board.Panels {
 		if p.Type != "row" && len(p.Targets) == 0 {
-			t.Errorf("panel %q shows nothing", p.Title)
+			t.Errorf("panel %q has no expressions", p.Title)
 		}
 
 		for _, target := range p.Targets {
@@ -390,7 +390,7 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 			}
 
 			for _, metric := range parseQuery(rule.Expr).metrics {
-				if rule.For == "" && len(begun[metric]) == 0 { // otherwise Prometheus would miss the first event
+				if rule.For == "" && len(begun[metric]) == 0 { // otherwise Prometheus misses the first event
 					t.Errorf("alert %s: %s does not begin with 0", rule.Alert, metric)
 				}
 			}
@@ -411,7 +411,7 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 	}
 }
 
-// The test above finds the wrong names of panels and alerts.
+// The functions of the test above find wrong names in panels and alerts.
 func TestWhatDoesNotExistIsFound(t *testing.T) {
 	all := parseSeries("# HELP a x\na{cause=\"lost\",peer=\"eu\"} 1\nb 2\nc_bucket{le=\"0.1\"} 3\n")
 	for expr, want := range map[string]string{
@@ -436,6 +436,6 @@ func TestWhatDoesNotExistIsFound(t *testing.T) {
 
 	got := all.faults("a", shownLabels("{{cause}} of {{ $labels.region }} is {{ $value }}")...)
 	if !slices.Equal(got, []string{"no label region"}) {
-		t.Errorf("%q", got)
+		t.Errorf("the faults are %q, want the label region", got)
 	}
 }

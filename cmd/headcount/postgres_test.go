@@ -22,7 +22,7 @@ import (
 
 const apiKey = "0123456789abcdef"
 
-// server is a server within this process until stop.
+// server is a server within this process. It runs until stop is called.
 type server struct {
 	public, admin string
 	ended         chan error
@@ -65,23 +65,23 @@ func (s *server) stop(t *testing.T) {
 	}
 }
 
-// refused waits until the server has ended with an error of one line that contains want.
+// refused waits until the server has ended, with an error in one line that contains want.
 func (s *server) refused(t *testing.T, want string) {
 	t.Helper()
 	var err error
 	select {
 	case err = <-s.ended:
 	case <-time.After(2 * time.Minute):
-		t.Fatalf("it goes on, want %q", want)
+		t.Fatalf("the server runs on, want it ended with %q", want)
 	}
 
 	if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
-		t.Errorf("it ended with %v, want %q", err, want)
+		t.Errorf("the server ended with %v, want %q", err, want)
 	}
 }
 
-// call returns the value of the counter in the answer. Like every careful client, it repeats a call whose answer is
-// 503, under one Idempotency-Key.
+// call returns the value of the counter in the answer. Like every careful client it repeats a call that gets 503, under
+// one Idempotency-Key.
 func (s *server) call(t *testing.T, method, path, body string) (value int) {
 	t.Helper()
 	key := rand.Text()
@@ -134,7 +134,7 @@ func (s *server) values(t *testing.T) string {
 		s.call(t, "GET", "likes:1/exact", ""))
 }
 
-// PostgreSQL is added to servers that used Redis alone, and takes their counters over. From then on no server without
+// PostgreSQL is added to servers that used Redis alone, and gets their counters. From then on no server without
 // PostgreSQL, and none without Redis, can change them.
 func TestServerPostgresIsAdded(t *testing.T) {
 	redis := redistest.Start(t).URL()
@@ -146,17 +146,17 @@ func TestServerPostgresIsAdded(t *testing.T) {
 		status, text, said := runCommand(t, nil, append([]string{"export"}, args...)...)
 		if want == "" {
 			if status != exitOK || !strings.Contains(text, `"views:1"`) {
-				t.Errorf("export %s: %d %s", args, status, said)
+				t.Errorf("export %s: status %d, %s", args, status, said)
 			}
 			return
 		}
 
 		if status == exitOK || !strings.Contains(said, want) || strings.Count(said, "\n") != 1 {
-			t.Errorf("export %s: %d %s, want %q", args, status, said, want)
+			t.Errorf("export %s: status %d, %s; want %q", args, status, said, want)
 		}
 	}
 
-	// A server with Redis alone: nothing may use PostgreSQL beside it.
+	// Beside a server with Redis alone nothing may use PostgreSQL.
 	s := startServer(t, "--redis", redis).ready(t)
 	s.call(t, "POST", "views:1/increment", `{"delta":1000}`)
 	s.call(t, "POST", "stock:1/adjust", `{"delta":10,"reason":"r","by":"b"}`)
@@ -167,19 +167,19 @@ func TestServerPostgresIsAdded(t *testing.T) {
 	status, _, said := runCommand(t, strings.NewReader(text), append([]string{"import"}, both...)...)
 	if status == exitOK || !strings.Contains(said, "processes without --postgres use this Redis") ||
 		strings.Count(said, "\n") != 1 {
-		t.Errorf("an import with PostgreSQL while a server runs without it: %d %s", status, said)
+		t.Errorf("an import with PostgreSQL while a server runs without it: status %d, %s", status, said)
 	}
 
 	startServer(t, both...).refused(t, "processes without --postgres use this Redis")
 	if is := s.values(t); is != "1000 10 1" {
-		t.Errorf("after an export and a refused start: %s", is)
+		t.Errorf("after an export and a refused start the values are %s, want 1000 10 1", is)
 	}
 	s.stop(t)
 
 	// A server with both takes the counters over, and a server with Redis alone is refused.
 	s = startServer(t, both...).ready(t)
 	if is := s.values(t); is != "1000 10 1" {
-		t.Fatalf("after PostgreSQL was added: %s", is)
+		t.Fatalf("after PostgreSQL was added the values are %s, want 1000 10 1", is)
 	}
 	startServer(t, "--redis", redis).refused(t, "give this process their --postgres")
 
@@ -216,13 +216,14 @@ func TestServerPostgresIsAdded(t *testing.T) {
 
 	s = startServer(t, both...).ready(t)
 	if is := s.values(t); is != before {
-		t.Errorf("in the end %s, were %s", is, before)
+		t.Errorf("in the end the values are %s, want %s", is, before)
 	}
 	s.stop(t)
 }
 
 // An import into Redis with PostgreSQL behind it is refused while servers run. Afterwards the imported counters are
-// visible, also those that Redis already had. Counters that are not in the file lose nothing, and all can be changed.
+// visible, also those that Redis had already. Counters that are not in the file lose nothing, and all of them can be
+// changed.
 func TestServerImportIntoTwoTiers(t *testing.T) {
 	redis := redistest.Start(t).URL()
 	postgres := pgtest.Single(t).Database(t)
@@ -248,7 +249,7 @@ func TestServerImportIntoTwoTiers(t *testing.T) {
 		t.Fatal(said)
 	}
 
-	// A counter that is not in the file, with changes that may not be persisted yet.
+	// This counter is not in the file, and its changes may not be persisted yet.
 	const made = 3
 	for range made {
 		s.call(t, "POST", "views:other/increment", "")
@@ -257,7 +258,7 @@ func TestServerImportIntoTwoTiers(t *testing.T) {
 	load := append([]string{"import"}, both...)
 	status, _, said = runCommand(t, strings.NewReader(text), load...)
 	if status != exitFailure || !strings.Contains(said, "in use by other processes") {
-		t.Errorf("an import while a server runs: %d %s", status, said)
+		t.Errorf("an import while a server runs: status %d, %s", status, said)
 	}
 
 	s.stop(t)
@@ -266,15 +267,15 @@ func TestServerImportIntoTwoTiers(t *testing.T) {
 	status, _, said = runCommand(t, strings.NewReader(text), load...)
 	s = startServer(t, both...).ready(t)
 	if is := s.values(t); status != exitOK || is != "1000 10 1" {
-		t.Errorf("after the import (%d %s): %s", status, said, is)
+		t.Errorf("after the import (status %d, %s) the values are %s", status, said, is)
 	}
 
 	for range 2 {
 		if is := s.call(t, "GET", "views:other/exact", ""); is != made {
-			t.Errorf("%d of %d increments are left", is, made)
+			t.Errorf("of a counter outside the file %d are left, want %d", is, made)
 		}
 		if is := s.call(t, "POST", "views:1/increment", "") + s.call(t, "POST", "stock:1/decrement", ""); is != 1001+9 {
-			t.Errorf("they go on with %d together", is)
+			t.Errorf("the next changes give %d together, want 1010", is)
 		}
 
 		s.call(t, "POST", "views:1/decrement", "")

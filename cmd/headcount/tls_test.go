@@ -84,13 +84,13 @@ func serial(t *testing.T, addr string, a *authority) int64 {
 	defer c.Close()
 
 	if got := c.ConnectionState().NegotiatedProtocol; got != "h2" {
-		t.Fatalf("the protocol is %q", got)
+		t.Fatalf("the protocol is %q, want h2", got)
 	}
 
 	return c.ConnectionState().PeerCertificates[0].SerialNumber.Int64()
 }
 
-// A replaced certificate comes into use. One that does not fit its key does not.
+// A replaced certificate comes into use. A certificate without its key does not.
 func TestServerCertificateFiles(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t, "counter.example.com", nil)
@@ -125,17 +125,17 @@ func TestServerCertificateFiles(t *testing.T) {
 	}
 	_ = resp.Body.Close()
 	if resp.Header.Get("Strict-Transport-Security") != "max-age=3600" {
-		t.Errorf("over TLS: %v", resp.Header)
+		t.Errorf("over TLS the headers are %v", resp.Header)
 	}
 	if got := serial(t, addr, a); got != 10 {
-		t.Fatalf("certificate %d", got)
+		t.Fatalf("the first certificate is %d, want another", got)
 	}
 
-	// The two files cannot be replaced at once: in between, the old pair is shown.
+	// The two files cannot be replaced at the same moment. In between the old pair is used.
 	two, text := newKey(t)
-	write(cert, a.issue(11, two.Public())) // without its key
+	write(cert, a.issue(11, two.Public())) // the new certificate without its key
 	if got := serial(t, addr, a); got != 10 {
-		t.Fatalf("certificate %d", got)
+		t.Fatalf("without its key certificate %d is used", got)
 	}
 	write(key, text)
 	testkit.Eventually(t, "the new certificate", func() bool { return serial(t, addr, a) == 11 })
@@ -172,7 +172,7 @@ func TestServerRedirect(t *testing.T) {
 	redirects(t, plain)
 
 	if got := serial(t, addr, a); got != 2 {
-		t.Errorf("certificate %d", got)
+		t.Errorf("certificate %d is used", got)
 	}
 }
 
@@ -190,12 +190,12 @@ func TestServerDomain(t *testing.T) {
 		t.Run("a process", func(t *testing.T) {
 			addr = serveHere(t, args...)
 			if got := serial(t, addr, a); got != 2 {
-				t.Fatalf("certificate %d", got)
+				t.Fatalf("certificate %d is used, want the issued one", got)
 			}
 			c, err := tls.Dial("tcp", addr, &tls.Config{ServerName: "other.example.com", InsecureSkipVerify: true})
 			if err == nil {
 				c.Close()
-				t.Error("there is a certificate for a domain that was not given")
+				t.Error("a domain that is not in the settings got a certificate")
 			}
 		})
 	}
@@ -224,7 +224,7 @@ func TestServerDomain(t *testing.T) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.orders != 1 {
-		t.Errorf("%d certificates were ordered", a.orders)
+		t.Errorf("%d certificates were ordered, want 1", a.orders)
 	}
 }
 
@@ -300,7 +300,7 @@ func dialShared(t *testing.T, args ...string) *tls.Conn {
 func TestClockClientThatTakesNothingOverHTTP2(t *testing.T) {
 	c := dialShared(t, "--write-timeout=200ms")
 
-	// Each answer may be as long as it likes, and so may all answers together.
+	// These settings let each answer, and all of them together, be of any length.
 	if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"+
 		"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x04\x7f\xff\xff\xff"+
 		"\x00\x00\x04\x08\x00\x00\x00\x00\x00\x7f\x00\x00\x00"); err != nil {
@@ -326,7 +326,7 @@ func TestClockClientThatTakesNothingOverHTTP2(t *testing.T) {
 	}
 }
 
-// The server buffers little of what a client sends over HTTP/2 and nobody reads. The number of calls at once per
+// What a client sends over HTTP/2, and no handler reads, is buffered only in part. The number of simultaneous calls per
 // connection is bounded.
 func TestServerBodiesOverHTTP2(t *testing.T) {
 	c := dialShared(t)
@@ -341,7 +341,7 @@ func TestServerBodiesOverHTTP2(t *testing.T) {
 	ofConnection, ofStream := 65535, 65535 // the defaults of RFC 9113
 	streams := uint32(math.MaxUint32)
 
-	// The server's settings arrive before the answer to the ping.
+	// The settings of the server come before its answer to the ping.
 	for pinged := false; !pinged; {
 		var head [9]byte
 		if _, err := io.ReadFull(c, head[:]); err != nil {
@@ -371,12 +371,13 @@ func TestServerBodiesOverHTTP2(t *testing.T) {
 	}
 
 	if ofConnection > sharedBodies || ofStream > sharedBodies || streams > sharedRequests {
-		t.Errorf("a client may send %d bytes, %d of one body, and begin %d calls", ofConnection, ofStream, streams)
+		t.Errorf("a client may send %d bytes, %d of one body, and begin %d calls, which is too much",
+			ofConnection, ofStream, streams)
 	}
 }
 
-// Visitors who wait for a certificate that the authority does not issue delay no visitors of another domain, and no
-// visitors of their own domain for whom a certificate of the right kind exists.
+// Visitors who wait for a certificate that the authority does not issue do not delay visitors of another domain, nor
+// those of their own domain for whom there is a certificate of the right kind.
 func TestServerVisitorsDoNotWaitForCertificatesOfOthers(t *testing.T) {
 	t.Parallel()
 	var addr string
@@ -385,7 +386,7 @@ func TestServerVisitorsDoNotWaitForCertificatesOfOthers(t *testing.T) {
 	addr = serveHere(t, "--domain="+a.domain, "--acme-url="+a.url+"/dir", "--acme-dir="+dir)
 	serial(t, addr, a)
 
-	// This authority answers nothing until the end of the test.
+	// This authority does not answer until the end of the test.
 	silent := make(chan struct{})
 	away := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		<-silent
@@ -417,7 +418,7 @@ func TestServerVisitorsDoNotWaitForCertificatesOfOthers(t *testing.T) {
 
 	served("before")
 
-	// One visitor too many waits for each certificate, so that one gives up at once.
+	// For each certificate one visitor too many waits, so one of them gives up at once.
 	var waiting sync.WaitGroup
 	for _, who := range []*tls.ClientHelloInfo{hello("new.example.com", modern), hello(a.domain, old)} {
 		var over atomic.Int32

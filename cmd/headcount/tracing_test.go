@@ -66,7 +66,7 @@ func (c *collector) await(t *testing.T, what string, fits func(collected) bool) 
 	return found
 }
 
-// A trace of a request contains its calls of Redis. Traces do not reveal who was where.
+// The trace of a request contains its calls of Redis. Traces do not reveal who was on which page.
 func TestServerTraces(t *testing.T) {
 	t.Parallel()
 	c := &collector{}
@@ -118,13 +118,13 @@ func TestServerTraces(t *testing.T) {
 	defer c.mu.Unlock()
 	for _, private := range []string{"private-page", "private-key", key, "127.0.0.1"} {
 		if strings.Contains(c.text.String(), private) {
-			t.Errorf("%q is in the traces", private)
+			t.Errorf("the traces contain the private %q", private)
 		}
 	}
 
 	for _, s := range c.spans {
 		if len(s.TraceID) != 32 || len(s.SpanID) != 16 || s.StartTimeUnixNano > s.EndTimeUnixNano {
-			t.Errorf("%+v", s)
+			t.Errorf("the span is %+v", s)
 		}
 	}
 }

@@ -39,8 +39,8 @@ func lines(t *testing.T, path string) string {
 	return string(rest)
 }
 
-// An export of the data directory, an import into PostgreSQL, and the way back: nothing is lost and nothing is added.
-// For a million counters: go test ./cmd/headcount -run TestServerExportAndImport -transferred 1000000 -v -timeout 1h
+// An export of a data directory is imported into PostgreSQL, and back: nothing is lost and nothing is added. For a
+// million counters: go test ./cmd/headcount -run TestServerExportAndImport -transferred 1000000 -v -timeout 1h
 func TestServerExportAndImport(t *testing.T) {
 	dir := t.TempDir()
 	server := pgtest.Start(t)
@@ -56,7 +56,7 @@ func TestServerExportAndImport(t *testing.T) {
 
 	status, _, said := runCommand(t, nil, "export", "--data-dir", from, "--file", first)
 	if status != exitFailure || !strings.Contains(said, "in use by another process") {
-		t.Errorf("while a server has the directory: %d %s", status, said)
+		t.Errorf("while a server uses the directory: status %d, %s", status, said)
 	}
 
 	_ = os.Remove(first)
@@ -84,28 +84,28 @@ func TestServerExportAndImport(t *testing.T) {
 
 	want := lines(t, first)
 	if n := strings.Count(want, "\n"); n < *transferred {
-		t.Fatalf("an export of %d lines", n)
+		t.Fatalf("the export has %d lines, want at least %d", n, *transferred)
 	}
 
 	if lines(t, second) != want || lines(t, third) != want {
-		t.Error("the exports differ")
+		t.Error("the exports before and after differ")
 	}
 
 	// The same import again changes nothing.
 	if said := must("import", "--postgres", postgres, "--file", third); !strings.Contains(said, "were there already") {
-		t.Errorf("a second import: %s", said)
+		t.Errorf("a second import prints %s", said)
 	}
 	fourth := filepath.Join(dir, "4")
 	must("export", "--postgres", postgres, "--file", fourth)
 	if lines(t, fourth) != want {
-		t.Error("the second import has changed something")
+		t.Error("a second import changed the counters")
 	}
 
 	if *transferred > 10_000 {
 		return // the rest is about the end of a file
 	}
 
-	// An export that was interrupted anywhere can be resumed.
+	// An export that was interrupted at any point can be resumed.
 	text, err := os.ReadFile(first)
 	if err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestServerExportAndImport(t *testing.T) {
 		}
 		must("export", "--data-dir", back, "--file", cut, "--resume")
 		if lines(t, cut) != want {
-			t.Errorf("broken off after %d of %d bytes: the file differs", at, len(text))
+			t.Errorf("interrupted after %d of %d bytes, the resumed export differs", at, len(text))
 		}
 	}
 }
@@ -157,14 +157,14 @@ func TestExportAndImportOfSites(t *testing.T) {
 		}
 	}
 
-	// The file names sites, and not their internal prefix.
+	// The file has the names of sites, not their internal prefixes.
 	must("export", "--data-dir", at("from"), "--file", at("all"))
 	all := lines(t, at("all"))
 	for site, n := range map[string]int{
 		`"site":"shop"`: 20, `"site":"blog"`: 20, `"site":`: 40, `"key":"views:`: 60, `\u001f`: 0,
 	} {
 		if got := strings.Count(all, site); got != n {
-			t.Errorf("%s stands %d times in the export of all sites, want %d", site, got, n)
+			t.Errorf("the export of all sites has %s %d times, want %d", site, got, n)
 		}
 	}
 
@@ -194,7 +194,7 @@ func TestExportAndImportOfSites(t *testing.T) {
 		n := strings.Count(one, `"key":`)
 		if n != 20 || strings.Contains(one, `"site":"blog"`) ||
 			strings.Contains(one, `"site":"shop"`) != (site == "shop") {
-			t.Errorf("the export of %s: %s", site, one)
+			t.Errorf("the export of the site %s is %s", site, one)
 		}
 	}
 
@@ -204,7 +204,7 @@ func TestExportAndImportOfSites(t *testing.T) {
 	got := lines(t, at("wiki"))
 	want := strings.ReplaceAll(lines(t, at("default")), `{"key":`, `{"site":"wiki","key":`)
 	if got != want {
-		t.Errorf("moved into a site: %s\nwant %s", got, want)
+		t.Errorf("counters moved into a site are %s\nwant %s", got, want)
 	}
 
 	// Impossible combinations of files and sites.
@@ -216,7 +216,7 @@ func TestExportAndImportOfSites(t *testing.T) {
 		},
 	} {
 		if status, _, _ := runCommand(t, nil, args...); status == exitOK {
-			t.Errorf("%v passes", args)
+			t.Errorf("%v is accepted, want it refused", args)
 		}
 	}
 }
@@ -272,7 +272,7 @@ func TestClockImportIsKilled(t *testing.T) {
 
 	status, _, said := runCommand(t, bytes.NewReader(text[:len(text)/2]), "import", "--postgres", url)
 	if status != exitFailure || !strings.Contains(said, "it has no end") {
-		t.Errorf("a file without its end: %d %s", status, said)
+		t.Errorf("a file without its end: status %d, %s", status, said)
 	}
 
 	if status, _, said := runCommand(t, bytes.NewReader(text), "import", "--postgres", url); status != exitOK {
@@ -282,7 +282,7 @@ func TestClockImportIsKilled(t *testing.T) {
 	status, out, said := runCommand(t, nil, "export", "--postgres", url)
 	_, got, _ := strings.Cut(out, "\n")
 	if status != exitOK || got != lines(t, file) {
-		t.Errorf("after a kill and a second import PostgreSQL differs: %d %s", status, said)
+		t.Errorf("after a kill and a second import PostgreSQL differs: status %d, %s", status, said)
 	}
 }
 
@@ -319,23 +319,23 @@ func TestServerExportsOfRedis(t *testing.T) {
 	// Counters get greater incarnations in a Redis that is newer than they are.
 	incarnation := regexp.MustCompile(`"version":"\d+-`)
 	if incarnation.ReplaceAllString(lines(t, second), "") != incarnation.ReplaceAllString(lines(t, first), "") {
-		t.Error("Redis and PostgreSQL export something else than they imported")
+		t.Error("the export of Redis and PostgreSQL differs from their import")
 	}
 
 	must("import", "--redis", redis.URL(), "--file", first)
 	must("export", "--redis", redis.URL(), "--file", alone)
 	is, want := lines(t, alone), lines(t, first)
 	if strings.Count(is, `"key"`) != strings.Count(want, `"key"`) || !strings.Contains(is, `"hashes"`) {
-		t.Error("Redis alone exports something else than it imported")
+		t.Error("the export of Redis alone differs from its import")
 	}
 
-	// The names of members are unknown to Redis: their hashes go through PostgreSQL unchanged.
+	// Redis does not know the names of members: their hashes pass through PostgreSQL unchanged.
 	nameless := filepath.Join(dir, "5")
 	other := pg.Database(t)
 	must("import", "--postgres", other, "--file", alone)
 	must("export", "--postgres", other, "--file", nameless)
 	if lines(t, nameless) != lines(t, alone) {
-		t.Error("PostgreSQL exports something else than it imported from Redis alone")
+		t.Error("the export of PostgreSQL differs from its import from Redis alone")
 	}
 
 	// A region has exact counters in PostgreSQL, and all others in Redis.
@@ -345,7 +345,7 @@ func TestServerExportsOfRedis(t *testing.T) {
 	must("import", "--regions", "--redis", region.URL(), "--postgres", exacts, "--file", first)
 	must("export", "--regions", "--redis", region.URL(), "--postgres", exacts, "--file", regional)
 	if lines(t, regional) != lines(t, alone) {
-		t.Error("a region exports something else than it imported")
+		t.Error("the export of a region differs from its import")
 	}
 	all := pgtest.Query[int](t, exacts, "select count(*)::int from headcount_counters")
 	exact := strings.Count(lines(t, first), `"kind":"exact"`)
@@ -358,7 +358,7 @@ func TestServerExportsOfRedis(t *testing.T) {
 		fmt.Sprint(time.Now().Add(time.Minute).UnixMilli(), " 1 gateway"))
 	status, _, said := runCommand(t, nil, "import", "--redis", redis.URL(), "--file", first)
 	if status != exitFailure || !strings.Contains(said, "10.0.0.1:7946") {
-		t.Errorf("while a process runs: %d %s", status, said)
+		t.Errorf("while a process runs an import gets status %d, %s", status, said)
 	}
 	redis.Do(t, "DEL", "hc:{c}:leases")
 
@@ -374,7 +374,7 @@ func TestServerExportsOfRedis(t *testing.T) {
 	refused("export", `their format is "4", this one knows 3`)
 	refused("import", `their format is "4", this one knows 3`)
 
-	// The counters of an earlier release stay where they are. An import writes the new ones to another place, and only
+	// The counters of an earlier release are not touched. An import writes the new ones to another place, and only
 	// a complete import is served.
 	redis.Do(t, "HSET", "hc:{c}:facts", "counters", "2")
 	refused("export", `their format is "2", this one knows 3`)
@@ -426,10 +426,10 @@ func TestServerImportOfARegion(t *testing.T) {
 		}
 		r := store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{join}}})[0]
 		if r.Err != nil || r.Counters[0].Value != 1 {
-			t.Errorf("%s: one member: %+v", name, r)
+			t.Errorf("%s: the change of one member returns %+v", name, r)
 		}
 
-		// Named members and totals of sums have come along.
+		// Named members and the totals of sums were imported.
 		read, err := store.Read(t.Context(), []string{"likes:1", "likes:2", "views:1"}, "a", 0)
 		if err != nil || read[0].Value != 1 || read[1].Value != 1 || !read[1].Mine || read[2].Value != 7 {
 			t.Errorf("%s: %+v, %v", name, read, err)
@@ -441,7 +441,8 @@ func TestServerImportOfARegion(t *testing.T) {
 	}
 }
 
-// TestServerARegionKeepsWhatIsFromElsewhere, even while it has no name because no process has started there yet.
+// TestServerARegionKeepsWhatIsFromElsewhere: an import keeps what other regions have counted, even if the region has no
+// name yet because none of its processes has started.
 func TestServerARegionKeepsWhatIsFromElsewhere(t *testing.T) {
 	const elsewhere = `"elsewhere":"0 0 eu/1/3/3/0/0"`
 	const text = `{"format":1,"at":"2030-10-10T12:11:42Z"}
@@ -451,7 +452,7 @@ func TestServerARegionKeepsWhatIsFromElsewhere(t *testing.T) {
 `
 	redis := redistest.Start(t)
 	stores := []string{"--regions", "--redis", redis.URL(), "--postgres", pgtest.Single(t).Database(t)}
-	redis.Do(t, "HSET", "hc:{c}:facts", "format", "7", "counters", "2") // an earlier release has used it
+	redis.Do(t, "HSET", "hc:{c}:facts", "format", "7", "counters", "2") // as after its use by an earlier release
 
 	status, _, said := runCommand(t, strings.NewReader(text), append([]string{"import"}, stores...)...)
 	if status != exitOK {
@@ -460,7 +461,7 @@ func TestServerARegionKeepsWhatIsFromElsewhere(t *testing.T) {
 
 	status, out, said := runCommand(t, nil, append([]string{"export"}, stores...)...)
 	if status != exitOK || strings.Count(out, elsewhere) != 1 || strings.Count(out, "elsewhere") != 1 {
-		t.Errorf("%d %s, the export is %s", status, said, out)
+		t.Errorf("status %d, %s; the export is %s", status, said, out)
 	}
 
 	if is := redis.Do(t, "HGET", "hc:{c}:facts", "counters"); is != "3" {
@@ -468,7 +469,7 @@ func TestServerARegionKeepsWhatIsFromElsewhere(t *testing.T) {
 	}
 }
 
-// An older file has idempotency keys, too. An import skips them.
+// An older file also has idempotency keys, which an import skips.
 func TestImportOfAnOlderFile(t *testing.T) {
 	const text = `{"format":1,"at":"2030-10-10T12:11:42Z"}
 {"key":"views:1","kind":"sum","value":7,"updated":1,"version":"5-4"}
@@ -479,12 +480,12 @@ func TestImportOfAnOlderFile(t *testing.T) {
 	dir := t.TempDir()
 	status, _, said := runCommand(t, strings.NewReader(text), "import", "--data-dir", dir)
 	if status != exitOK || !strings.Contains(said, "1 counters imported in all") {
-		t.Fatalf("%d %s", status, said)
+		t.Fatalf("the import gets status %d, %s", status, said)
 	}
 
 	status, out, said := runCommand(t, nil, "export", "--data-dir", dir)
 	if status != exitOK || !strings.Contains(out, `"views:1"`) || strings.Contains(out, "identities") {
-		t.Errorf("%d %s, the export is %s", status, said, out)
+		t.Errorf("status %d, %s; the export is %s", status, said, out)
 	}
 }
 
@@ -522,7 +523,7 @@ func TestFilesThatAreNoExport(t *testing.T) {
 
 			_, out, _ := runCommand(t, nil, "export", "--data-dir", dir)
 			if good := `"key":"good"`; strings.Contains(tc.text, good) != strings.Contains(out, good) {
-				t.Errorf("the counters before that line are not imported: %s", out)
+				t.Errorf("the import must have exactly the counters before the bad line: %s", out)
 			}
 		})
 	}
@@ -578,11 +579,11 @@ func TestTransfersThatCannotBe(t *testing.T) {
 	}
 
 	if is, err := os.ReadFile(other); err != nil || string(is) != text {
-		t.Errorf("another file was changed: %q, %v", is, err)
+		t.Errorf("an existing file was changed: %q, %v", is, err)
 	}
 }
 
-// TestServerAnExportMakesNothing: an export leaves PostgreSQL as it was, even a database that nobody has used yet.
+// TestServerAnExportMakesNothing: an export changes nothing in PostgreSQL, and creates nothing in a new database.
 func TestServerAnExportMakesNothing(t *testing.T) {
 	redis, postgres := redistest.Start(t).URL(), pgtest.Single(t).Database(t)
 	for _, args := range [][]string{
@@ -592,19 +593,19 @@ func TestServerAnExportMakesNothing(t *testing.T) {
 	} {
 		status, _, said := runCommand(t, nil, append([]string{"export"}, args...)...)
 		if status != exitSettings || !strings.Contains(said, "the database has no counters") {
-			t.Errorf("export %s: %d %s", args, status, said)
+			t.Errorf("export %s: status %d, %s", args, status, said)
 		}
 
 		tables := pgtest.Query[int](t, postgres,
 			"select count(*)::int from pg_tables where schemaname = current_schema()")
 		if tables != 0 {
-			t.Errorf("export %s made %d tables", args, tables)
+			t.Errorf("export %s created %d tables, want none", args, tables)
 		}
 	}
 }
 
-// TestServerImportIntoNewStores: after an import into Redis and PostgreSQL that no server has used, servers without
-// that PostgreSQL are refused, and servers with it begin with the imported counters.
+// TestServerImportIntoNewStores: after an import into new stores, Redis and PostgreSQL, servers without this PostgreSQL
+// are refused, and servers with it start with the imported counters.
 func TestServerImportIntoNewStores(t *testing.T) {
 	const text = `{"format":1,"at":"2030-10-10T12:11:42Z"}
 {"key":"stock:1","kind":"exact","value":10,"updated":1,"version":"5-4"}
@@ -618,11 +619,11 @@ func TestServerImportIntoNewStores(t *testing.T) {
 		t.Fatal(said)
 	}
 
-	// The import has left its mark in Redis.
+	// The import has recorded in Redis that PostgreSQL is used.
 	startServer(t, "--redis", redis).refused(t, "give this process their --postgres")
 	s := startServer(t, both...).ready(t)
 	defer s.stop(t)
 	if is := s.call(t, "GET", "stock:1/exact", "") + s.call(t, "GET", "views:1/exact", ""); is != 17 {
-		t.Errorf("the server has %d of 17", is)
+		t.Errorf("the server's counters add up to %d, want 17", is)
 	}
 }

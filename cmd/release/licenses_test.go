@@ -22,7 +22,7 @@ func TestServerLicenses(t *testing.T) {
 	}
 
 	if len(licenses) != len(all.Deps)+1 { // and the standard library
-		t.Errorf("%d modules have licenses, of %d", len(licenses), len(all.Deps))
+		t.Errorf("%d of %d modules have licenses", len(licenses), len(all.Deps))
 	}
 
 	text := string(notices(licenses))
@@ -39,13 +39,13 @@ func TestServerLicenses(t *testing.T) {
 	}
 
 	if strings.Contains(text, "headcount/client") {
-		t.Error("the own module counts as one of others")
+		t.Error("our own module counts as one of others")
 	}
 
 	// A release must not contain a module without a license.
 	all.Deps = append(all.Deps, &debug.Module{Path: "example.com/unknown", Version: "v1.0.0"})
 	if _, err := licensesOf(all, runtime.GOOS, runtime.GOARCH); err == nil {
-		t.Error("a module without a license is released")
+		t.Error("a module without a license was accepted")
 	}
 }
 

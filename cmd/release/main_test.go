@@ -24,8 +24,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// A release has a program that runs, its companion files, a list of its modules, installable packages, and correct
-// checksums. The program is that of the other tests, because a build as for a release would compile everything anew.
+// A release has a program that runs, the files that belong to it, a list of its modules, installable packages, and
+// correct checksums. The program is the one of the other tests: a build as for a release would compile everything anew.
 func TestServerRelease(t *testing.T) {
 	t.Chdir("../..")
 	out := t.TempDir()
@@ -68,7 +68,7 @@ func TestServerRelease(t *testing.T) {
 		}
 	}
 
-	// The archive has the program, which is kept for later, and no source.
+	// The archive has the program, which the test keeps for later, and no sources.
 	f, err := os.Open(filepath.Join(out, name+".tar.gz"))
 	if err != nil {
 		t.Fatal(err)
@@ -108,7 +108,7 @@ func TestServerRelease(t *testing.T) {
 		}
 	}
 
-	// The archive has every file to which its documents lead.
+	// The archive has every file to which its documents link.
 	for _, page := range []string{"README.md", "docs/http.md", "deploy/README.md"} {
 		text, err := os.ReadFile(page)
 		if err != nil {
@@ -117,14 +117,14 @@ func TestServerRelease(t *testing.T) {
 		links := regexp.MustCompile(`\]\(([^):#]+)[)#]`).FindAllStringSubmatch(string(text), -1)
 		for _, link := range append(links, []string{"", filepath.Base(page)}) {
 			if file := filepath.Join(filepath.Dir(page), link[1]); files[file] == 0 && !folder(files, file) {
-				t.Errorf("the archive lacks %s, to which %s leads", file, page)
+				t.Errorf("the archive lacks %s, to which %s links", file, page)
 			}
 		}
 	}
 
 	for file := range files {
 		if strings.HasSuffix(file, ".go") {
-			t.Errorf("the archive has %s", file)
+			t.Errorf("the archive has the source %s", file)
 		}
 	}
 
@@ -134,7 +134,7 @@ func TestServerRelease(t *testing.T) {
 
 	said, err := exec.Command(filepath.Join(out, "headcount"), "version").Output()
 	if err != nil || !strings.HasPrefix(string(said), "headcount ") {
-		t.Errorf("the program says %q, %v", said, err)
+		t.Errorf("the program prints %q, %v", said, err)
 	}
 
 	// The list of modules has versions and licenses.
@@ -160,8 +160,8 @@ func TestServerRelease(t *testing.T) {
 		t.Errorf("the modules are %s", text)
 	}
 
-	// The linker omits methods that nobody calls, unless some code calls methods by names that are known only at run
-	// time. Then the program is 50 % larger.
+	// The linker omits methods that are never called, unless some code calls methods whose names are known only at run
+	// time. Then the program gets 50 % larger.
 	program, err := os.ReadFile(filepath.Join(out, "headcount"))
 	if err != nil {
 		t.Fatal(err)
@@ -173,14 +173,13 @@ func TestServerRelease(t *testing.T) {
 	}
 
 	if bytes.Contains(program, []byte(of+"GeoAdd")) {
-		t.Errorf("the program has %sGeoAdd, which nobody calls: see who calls reflect.Value.MethodByName "+
+		t.Errorf("the program has %sGeoAdd, which is never called: find the caller of reflect.Value.MethodByName "+
 			"(text/template, html/template, a library?) with go build -ldflags=-dumpdep", of)
 	}
 }
 
-// testDeb acts as an operator in a bare root directory: install, edit the settings, upgrade, run the unit's command,
-// remove, purge. In such a directory dpkg runs the package's scripts in the environment of this test, where they must
-// do nothing.
+// testDeb acts like an operator in a bare root directory: install, edit the settings, upgrade, run the unit's command,
+// remove, purge. There dpkg runs the package's scripts in the environment of this test, in which they must do nothing.
 func testDeb(t *testing.T, deb string) {
 	root := t.TempDir()
 	in := func(path string) string { return filepath.Join(root, path) }
@@ -270,7 +269,7 @@ func testDeb(t *testing.T, deb string) {
 		t.Fatal(err)
 	}
 
-	// The installed server counts.
+	// The installed server works.
 	put, err := http.NewRequest(http.MethodPut, "http://"+listen+"/demo/counter",
 		strings.NewReader(`{"action":"increment"}`))
 	if err != nil {
@@ -337,7 +336,7 @@ func TestNoRelease(t *testing.T) {
 	} {
 		err := release(version, nil, t.TempDir(), nil)
 		if err == nil || !strings.Contains(err.Error(), "VERSION=v1.2.3") {
-			t.Errorf("%q is taken for a version: %v", version, err)
+			t.Errorf("%q is accepted as a version: %v", version, err)
 		}
 	}
 
@@ -348,7 +347,7 @@ func TestNoRelease(t *testing.T) {
 	}
 
 	if release("v1.2.3", []string{"linux"}, t.TempDir(), nil) == nil {
-		t.Error("linux alone is taken for a system")
+		t.Error("linux alone is accepted as a system")
 	}
 }
 

@@ -14,13 +14,13 @@ import (
 	"golang.org/x/crypto/acme"
 )
 
-// While the files are no pair, the log says so once and the last certificate stays in use.
+// While the two files do not fit each other, that is logged once, and the last certificate stays in use.
 func TestLoadOfCertificate(t *testing.T) {
 	dir := t.TempDir()
 	var log bytes.Buffer
 	f := &files{cert: filepath.Join(dir, "c"), key: filepath.Join(dir, "k"), log: zerolog.New(&log)}
 	if _, err := f.load(); err == nil {
-		t.Fatal("files that do not exist are taken")
+		t.Fatal("files that do not exist are accepted")
 	}
 
 	for _, name := range []string{f.cert, f.key} {
@@ -29,17 +29,18 @@ func TestLoadOfCertificate(t *testing.T) {
 		}
 	}
 
-	// A pair that cannot be used is an error once; until the files change, they are not read again.
+	// An unusable pair is an error once. The files are not read again until they change.
 	if changed, err := f.load(); err == nil || !changed || !strings.Contains(err.Error(), f.cert) {
 		t.Fatalf("got %t, %v", changed, err)
 	}
 
 	if changed, err := f.load(); err != nil || changed {
-		t.Fatalf("the same files are read again: %t, %v", changed, err)
+		t.Fatalf("the unchanged files were read again: %t, %v", changed, err)
 	}
 }
 
-// While the authority has issued nothing yet, only so many clients wait for it, and its own handshake never waits.
+// While the authority has not issued a certificate yet, a bounded number of clients waits for it. The authority's own
+// handshake never waits.
 func TestHandshakesThatWaitAreBounded(t *testing.T) {
 	const most = 3
 	began := make(chan struct{}, most)
@@ -63,22 +64,22 @@ func TestHandshakesThatWaitAreBounded(t *testing.T) {
 		})
 	}
 
-	// All places are taken.
+	// All places to wait are taken.
 	for range most {
 		<-began
 	}
 
 	if _, err := get(&tls.ClientHelloInfo{SupportedProtos: []string{"h2"}}); !errors.Is(err, errManyWait) {
-		t.Errorf("a further one: %v", err)
+		t.Errorf("a client beyond the bound got %v, want errManyWait", err)
 	}
 
 	if _, err := get(&tls.ClientHelloInfo{SupportedProtos: []string{acme.ALPNProto}}); err != nil {
-		t.Errorf("the authority: %v", err)
+		t.Errorf("the handshake of the authority got %v", err)
 	}
 
 	close(given)
 	waiting.Wait()
 	if _, err := get(&tls.ClientHelloInfo{SupportedProtos: []string{"h2"}}); err != nil {
-		t.Errorf("afterwards: %v", err)
+		t.Errorf("with a certificate a client got %v", err)
 	}
 }

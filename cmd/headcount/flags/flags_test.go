@@ -86,7 +86,7 @@ func TestParse(t *testing.T) {
 	}
 
 	got := p.Run
-	got.ConfigFile = "" // a random path
+	got.ConfigFile = "" // the path is random
 	got.ConfigFile = ""
 	want := run{PublicURL: "--dashes", where: where{"d"}, applied: true, Common: common{
 		Listen: "a=b", Timeout: time.Minute, Names: []string{"x", "y", "z"}, Numbers: []int{-1}, Share: 0.5, Seed: 7,
@@ -109,11 +109,11 @@ func TestParse(t *testing.T) {
 		t.Errorf("%v, %v: the command behind its flags is read as %+v", c, err, p.Run)
 	}
 	if c, err := parse(t, &p, nil, "other"); err != nil || c.Name != "other" {
-		t.Error(c, err)
+		t.Errorf("the command other is read as %v, %v", c, err)
 	}
 }
 
-// An argument without a flag is given once.
+// An argument without a flag may be given once.
 func TestValueThatStandsAlone(t *testing.T) {
 	type command struct {
 		Page  string `arg:"" help:"The page."`
@@ -208,7 +208,7 @@ func TestHelp(t *testing.T) {
 			t.Errorf("%s: %v", tc.args, err)
 		}
 
-		// Whole lines, so that the columns are right, too.
+		// Whole lines are compared, so that the columns must be right, too.
 		lines := strings.Split(out.String(), "\n")
 		for _, want := range tc.want {
 			if !slices.Contains(lines, want) {

@@ -9,7 +9,7 @@ import (
 	"headcount/gateway/identity"
 )
 
-// A probe is answered once, to who knows its name, and only so many are open.
+// A probe is answered once, to a caller that knows its name, and a bounded number of probes is open.
 func TestProbes(t *testing.T) {
 	proxies, err := identity.NewProxies([]string{"10.0.0.0/8"})
 	if err != nil {
@@ -39,14 +39,14 @@ func TestProbes(t *testing.T) {
 	name := begin()
 	if code, body := get(name, "10.1.2.3", "X-Forwarded-For", "192.0.2.7", "X-Forwarded-Proto", "https"); code != 200 ||
 		body != `{"host":"example.com","forwarded_for":true,"peer":"10.1.2.3","trusted":true,"secure":true,"body":0}` {
-		t.Errorf("%d %s", code, body)
+		t.Errorf("the probe is answered %d %s", code, body)
 	}
 	if code, _ := get(name, "10.1.2.3"); code != 404 {
-		t.Errorf("again: %d", code)
+		t.Errorf("a second request is answered %d, want 404", code)
 	}
 	if code, body := get(begin(), "11.1.2.3", "X-Forwarded-For", "192.0.2.7", "X-Forwarded-Proto",
 		"https"); code != 200 || !strings.Contains(body, `"trusted":false,"secure":false`) {
-		t.Errorf("%d %s", code, body)
+		t.Errorf("over an untrusted proxy the probe is answered %d %s", code, body)
 	}
 
 	first := begin()
@@ -55,9 +55,9 @@ func TestProbes(t *testing.T) {
 	}
 
 	if code, _ := get(first, "10.1.2.3"); code != 404 || p.open.Len() != maxOpen {
-		t.Errorf("%d, and %d are open", code, p.open.Len())
+		t.Errorf("the oldest probe is answered %d, and %d are open; want 404 and the bound", code, p.open.Len())
 	}
 	if code, _ := get("guessed", "10.1.2.3"); code != 404 {
-		t.Errorf("a guess: %d", code)
+		t.Errorf("a guessed name is answered %d, want 404", code)
 	}
 }

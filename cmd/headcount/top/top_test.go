@@ -62,7 +62,7 @@ func TestServerOnce(t *testing.T) {
 		t.Errorf("%v\n%s", err, &out)
 	}
 
-	// The same answer, drawn for people.
+	// The same answer as text for people.
 	out.Reset()
 	c.JSON = false
 	if err := c.Run(t.Context(), &out); err != nil {
@@ -75,12 +75,12 @@ func TestServerOnce(t *testing.T) {
 		"a\ufffd[2Jb",
 	} {
 		if !strings.Contains(out.String(), want) {
-			t.Errorf("no %q in\n%s", want, &out)
+			t.Errorf("the screen lacks %q:\n%s", want, &out)
 		}
 	}
 
 	if strings.Contains(out.String(), "\x1b") {
-		t.Errorf("a page's name sends commands to the terminal:\n%q", out.String())
+		t.Errorf("the name of a page sends commands to the terminal:\n%q", out.String())
 	}
 
 	for _, tc := range []struct {
@@ -126,7 +126,7 @@ func TestScreen(t *testing.T) {
 	whole := s.text(0, 0)
 	for _, want := range []string{" 50% ", " 200 ", "three"} {
 		if !strings.Contains(whole, want) {
-			t.Errorf("no %q in\n%s", want, whole)
+			t.Errorf("the text lacks %q:\n%s", want, whole)
 		}
 	}
 
@@ -136,7 +136,7 @@ func TestScreen(t *testing.T) {
 		}
 	}
 
-	// However small the terminal is, nothing may scroll or wrap.
+	// On a terminal of any size nothing may scroll or wrap.
 	for _, size := range [][2]int{{80, 24}, {20, 9}, {1, 1}} {
 		lines := strings.Split(strings.TrimSuffix(s.text(size[0], size[1]), "\n"), "\n")
 		if len(lines) > size[1] {
@@ -150,11 +150,11 @@ func TestScreen(t *testing.T) {
 	}
 
 	if got := (screen{}).text(80, 24); !strings.Contains(got, "asking") {
-		t.Error(got)
+		t.Errorf("before the first answer the screen is %q", got)
 	}
 }
 
-// The last answer stays on the screen while the server is away, with the reason. The program keeps asking until its
+// While the server is away the last answer stays on the screen, with the reason. The program keeps asking until its
 // context ends.
 func TestServerWatch(t *testing.T) {
 	var asked atomic.Int64
@@ -192,7 +192,7 @@ func TestServerWatch(t *testing.T) {
 		testkit.Eventually(t, "a screen with "+strings.Join(words, " and "), func() bool {
 			s := <-screens
 			if !strings.HasPrefix(s, home) || !strings.HasSuffix(s, restBelow) || strings.Count(s, "\n") > 23 {
-				t.Errorf("%q", s)
+				t.Errorf("the screen is drawn as %q", s)
 			}
 			return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(s, word) })
 		})
