@@ -105,7 +105,7 @@ func TestServerStartsReadyOrSaysSo(t *testing.T) {
 				c.t = t
 				c.subscribe("p")
 				if f := c.await("count", func(f frame) bool { return f.isCount("p") }); f.Stale {
-					t.Errorf("%s", f.text)
+					t.Errorf("a stale count of a server that starts: %s", f.text)
 				}
 				_ = c.ws.Close(websocket.StatusNormalClosure, "")
 			case ready:

@@ -39,7 +39,7 @@ func (s *server) wantRead(t testing.TB, key string, value int64, stale bool) str
 	t.Helper()
 	c := s.read(t, key)
 	if c.Value != value || c.Stale != stale || stale && c.Exact {
-		t.Errorf("%+v, want %d, stale %t", c, value, stale)
+		t.Errorf("a read shows %+v, want %d, stale %t", c, value, stale)
 	}
 
 	return c.Version
@@ -53,12 +53,12 @@ func (s *server) wantSeveral(t testing.TB, keys []string, values []int64, stale 
 	var list struct{ Counters []lasting }
 	err := json.Unmarshal([]byte(a.body), &list)
 	if err != nil || a.status != http.StatusOK || len(list.Counters) != len(keys) {
-		t.Fatalf("%q: %d %s: %v", keys, a.status, a.body, err)
+		t.Fatalf("the counters %q: %d %s, error %v", keys, a.status, a.body, err)
 	}
 
 	for i, c := range list.Counters {
 		if c.Key != keys[i] || c.Value != values[i] || c.Stale != stale[i] || c.Stale && c.Exact {
-			t.Errorf("%+v, want %d, stale %t", c, values[i], stale[i])
+			t.Errorf("a read of several shows %+v, want %d, stale %t", c, values[i], stale[i])
 		}
 	}
 }
@@ -277,7 +277,7 @@ func TestClockKnownWhileAway(t *testing.T) {
 		pg.Kill()
 		o.refused(t)
 		if got := o.like(t).lasting(t); got.Value != 2 || got.Stale {
-			t.Errorf("%+v", got)
+			t.Errorf("a like during the outage: %+v, want a fresh 2", got)
 		}
 		if !s.ready() {
 			t.Error("the server is not ready, and Redis is there")
@@ -305,7 +305,7 @@ func TestClockKnownWhileAway(t *testing.T) {
 		s.call(t, "GET", "stock:1/exact", "").problem(t, http.StatusServiceUnavailable)
 
 		if n := s.exact(t, views); n != 1 {
-			t.Errorf("%d, want 1", n)
+			t.Errorf("the exact value is %d, want 1", n)
 		}
 
 		for n := range int64(5) { // changes arrive while the stale counters are retried
@@ -395,10 +395,10 @@ func TestClockKnownWhileAway(t *testing.T) {
 		s.wantSeveral(t, []string{changed, deleted}, []int64{2, 0}, []bool{true, true})
 
 		if c := s.read(t, stock); c.Value != 1 {
-			t.Errorf("%+v", c)
+			t.Errorf("a read shows %+v, want 1", c)
 		}
 		if n := s.exact(t, stock); n != 1 {
-			t.Errorf("%d, want 1", n)
+			t.Errorf("the exact value is %d, want 1", n)
 		}
 
 		s.call(t, "GET", "views:changed/exact", "").problem(t, http.StatusServiceUnavailable)

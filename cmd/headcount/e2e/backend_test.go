@@ -30,13 +30,13 @@ func (s *server) users(t testing.TB, names ...string) []userState {
 	a := s.get(t, "/-/users?"+url.Values{"user": names}.Encode(), withKey)
 	err := json.Unmarshal([]byte(a.body), &is)
 	if err != nil || a.status != http.StatusOK || len(is.Users) != len(names) {
-		t.Fatalf("%d %s, %v", a.status, a.body, err)
+		t.Fatalf("the users %q: %d %s, error %v", names, a.status, a.body, err)
 	}
 
 	for i, u := range is.Users {
 		consistent := u.Online != u.Since.IsZero() && u.Online == (u.Pages > 0) && (!u.Online || u.LastSeen.IsZero())
 		if u.User != names[i] || !consistent {
-			t.Errorf("%+v, asked for %s", u, names[i])
+			t.Errorf("the answer about %s is of another user, or contradicts itself: %+v", names[i], u)
 		}
 	}
 
@@ -90,7 +90,7 @@ func smokeUsers(t *testing.T, a, b *server) {
 	is := a.users(t, many...)
 	online := slices.ContainsFunc(is[1:], func(u userState) bool { return u.Online })
 	if is[0].Pages != 2 || is[0].Since.Before(before) || online {
-		t.Errorf("%+v", is)
+		t.Errorf("users: %+v; want only the first online, on 2 pages, since %v or later", is, before)
 	}
 
 	testkit.Eventually(t, "an event that the user is on both pages", func() bool { return next(one.user).Pages == 2 })
@@ -144,7 +144,7 @@ func TestServerErasure(t *testing.T) {
 		var c struct{ Value int }
 		a := s.get(t, "/api/v1/counters/"+key, withKey)
 		if err := json.Unmarshal([]byte(a.body), &c); err != nil || a.status != 200 {
-			t.Fatalf("%d %s, %v", a.status, a.body, err)
+			t.Fatalf("GET %s: %d %s, error %v", key, a.status, a.body, err)
 		}
 		return c.Value
 	}
@@ -162,7 +162,7 @@ func TestServerErasure(t *testing.T) {
 		s.follow(t, c.as(), page)
 		for _, key := range []string{"likes:1", "likes:2"} {
 			if a := s.put(t, "/api/v1/counters/"+key+"/members/me", "", c.as()); a.status != 200 {
-				t.Fatalf("%d %s", a.status, a.body)
+				t.Fatalf("becoming a member of %s: %d %s", key, a.status, a.body)
 			}
 		}
 	}
@@ -203,7 +203,7 @@ func TestServerErasure(t *testing.T) {
 	do(t, "DELETE", s.url+user, "").problem(t, 401)
 	a = do(t, "POST", s.url+"/api/v1/counters/likes:3/members", `{"add":["x",`+quoted(other.user)+`]}`, withKey)
 	if a.status != 200 {
-		t.Fatalf("%d %s", a.status, a.body)
+		t.Fatalf("adding members: %d %s", a.status, a.body)
 	}
 
 	erase(user, withKey)

@@ -27,7 +27,7 @@ func TestServerTopAndSimulate(t *testing.T) {
 	headcount(t, nil, &once, "top", "--url="+s.url, "--api-key="+apiKey)
 	if text := once.String(); strings.Contains(text, "\x1b") || !strings.Contains(text, "\nPROCESS ") ||
 		!strings.HasSuffix(text, "\n") {
-		t.Errorf("%q", text)
+		t.Errorf("the output of top has commands for a terminal, or no list of processes: %q", text)
 	}
 
 	for _, size := range []unix.Winsize{{Row: 1, Col: 20}, {Row: 4, Col: 30}, {Row: 24, Col: 1}} {
@@ -78,11 +78,11 @@ func TestServerTopAndSimulate(t *testing.T) {
 
 	if text := out.String(); !strings.Contains(text, "\ninterrupted ") ||
 		!strings.Contains(text, "\nwrong counts   0\n") {
-		t.Error(text)
+		t.Errorf("no report of a simulation that was interrupted, without wrong counts:\n%s", text)
 	}
 
 	if said := simulation.said.String(); strings.Contains(said, "headcount: ") {
-		t.Error(said)
+		t.Errorf("the simulation ended with an error:\n%s", said)
 	}
 }
 

@@ -162,10 +162,10 @@ func TestServerRulesOfAFile(t *testing.T) {
 	r := s.call(t, "POST", "seats/increment", "", origin, token, "Idempotency-Key: k")
 	if r.lasting(t).Value != 1 || r.header.Get("Access-Control-Allow-Origin") != "https://a.example" ||
 		!strings.Contains(r.header.Get("Access-Control-Expose-Headers"), "Idempotent-Replay") {
-		t.Errorf("%s %v", r.body, r.header)
+		t.Errorf("a public increment: %s %v, want 1 and the CORS headers", r.body, r.header)
 	}
 	if r := s.call(t, "GET", "seats", "", origin); r.lasting(t).Value != 1 || r.header.Get("Set-Cookie") != "" {
-		t.Errorf("%s %v", r.body, r.header)
+		t.Errorf("a public read: %s %v, want 1 and no cookie", r.body, r.header)
 	}
 
 	s.call(t, "GET", "seats", "", "Authorization: Bearer x").problem(t, http.StatusUnauthorized)

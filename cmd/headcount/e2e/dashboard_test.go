@@ -59,13 +59,13 @@ func TestServerDashboard(t *testing.T) {
 	})
 
 	if b.Region != "here" || len(b.Processes) != 1 || len(b.Regions) != 0 {
-		t.Fatalf("%+v", b)
+		t.Fatalf("the board is %+v, want the region here, one process and no other region", b)
 	}
 
 	p := b.Processes[0]
 	if !slices.Equal(p.Roles, []string{"gateway", "presence", "dispatcher"}) || p.Load["headcount_connections"] != 2 ||
 		p.Load["headcount_users"] != 3 || p.Load["process_resident_memory_bytes"] < 1<<20 {
-		t.Errorf("%+v", p)
+		t.Errorf("the process is %+v, want all roles, 2 connections, 3 users and its memory", p)
 	}
 
 	testkit.Eventually(t, "the deliveries of each count", func() bool {
@@ -79,7 +79,7 @@ func TestServerDashboard(t *testing.T) {
 	page := s.get(t, "/-/dashboard", "Accept: text/html")
 	if page.status != 200 || !strings.HasPrefix(page.header.Get("Content-Type"), "text/html") ||
 		!strings.Contains(page.header.Get("Content-Security-Policy"), "default-src 'self'") {
-		t.Errorf("%d %v", page.status, page.header)
+		t.Errorf("the page of the dashboard: %d %v", page.status, page.header)
 	}
 
 	if a := s.get(t, "/-/dashboard/access"); a.body != `{"key_needed":false,"top_needs_key":false}`+"\n" {

@@ -39,7 +39,7 @@ func TestClockAnswersThatAreNeverRead(t *testing.T) {
 	}
 
 	if got := s.count(t, "p"); got != 0 {
-		t.Errorf("%d", got)
+		t.Errorf("the client that never read still counts: %d, want 0", got)
 	}
 }
 
@@ -56,7 +56,7 @@ func TestServerPause(t *testing.T) {
 		t.Helper()
 		a := s.put(t, "/api/v1/counters/"+url.PathEscape(key)+"/members/me", "", s.ws(t).as())
 		if a.status != http.StatusOK {
-			t.Fatal(a.status, a.body)
+			t.Fatalf("a like: %d %s", a.status, a.body)
 		}
 	}
 
@@ -116,7 +116,7 @@ func TestServerPause(t *testing.T) {
 		}
 		got[topic]++
 		if got[topic] > 1 {
-			t.Fatalf("%s after %v", f.text, got)
+			t.Fatalf("a second frame of %s: %s", topic, f.text)
 		}
 
 		if f.Type == "count" && topic == page && *f.Count != 3 || f.Type == "counter" && f.Value != 2 {
@@ -125,7 +125,7 @@ func TestServerPause(t *testing.T) {
 	}
 
 	if got[page] != 1 || got[later] != 1 || got[key] != 1 {
-		t.Errorf("%v", got)
+		t.Errorf("frames by topic: %v, want one each of %s, %s and %s", got, page, later, key)
 	}
 
 	c.send(`{"type":"resume"}`)

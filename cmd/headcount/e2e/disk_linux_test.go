@@ -273,7 +273,7 @@ func TestServerDiskFull(t *testing.T) {
 		`"the data directory can be written again"`, `"counters: the data directory can be written again"`,
 	} {
 		if n := strings.Count(s.log.String(), says); n != 1 {
-			t.Errorf("%q is %d times in the log:\n%s", says, n, s.log)
+			t.Errorf("%q is %d times in the log, want once:\n%s", says, n, s.log)
 		}
 	}
 
@@ -284,6 +284,6 @@ func TestServerDiskFull(t *testing.T) {
 	s = startWithKey(t, "--data-dir="+dir)
 	s.wantUnread(t, c.as(), total)
 	if n := s.exact(t, stock); n != int64(batches) {
-		t.Errorf("%d in stock after %d batches", n, batches)
+		t.Errorf("after the kill %d are in stock, want %d, one of each batch", n, batches)
 	}
 }

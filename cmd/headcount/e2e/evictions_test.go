@@ -43,6 +43,6 @@ func TestServerOverARedisThatDropsKeys(t *testing.T) {
 
 	// Dropped keys are no lost writes of a restart: nothing may hint at those.
 	if n := lines("has lost the writes"); n > 0 || lines(warns) != 2 {
-		t.Errorf("%d lines about lost writes, %d warnings", n, lines(warns))
+		t.Errorf("%d lines about lost writes, want none; %d warnings, want 2", n, lines(warns))
 	}
 }

@@ -101,7 +101,7 @@ func TestServerCachedReads(t *testing.T) {
 		a := s.get(t, "/p/counter", "If-None-Match: "+has)
 		if a.status != http.StatusNotModified || a.body != "" || a.header.Get("ETag") != tag ||
 			a.header.Get("Cache-Control") != kept || a.header.Get("Vary") != "Accept, Accept-Encoding, Origin" {
-			t.Errorf("%s: %d %q %v", has, a.status, a.body, a.header)
+			t.Errorf("If-None-Match %s: %d %q %v, want 304", has, a.status, a.body, a.header)
 		}
 	}
 
@@ -174,11 +174,11 @@ func TestServerRepresentations(t *testing.T) {
 	html := gunzip(t, a.body)
 	if strings.Contains(html, "<b>") || !strings.Contains(html, "&lt;b&gt;") || !strings.Contains(html, ">0<") ||
 		!strings.Contains(html, "<!doctype html>") {
-		t.Errorf("%s", html)
+		t.Errorf("the page's name is not escaped, or the count 0 is missing: %s", html)
 	}
 
 	if a.header.Get("Vary") != "Accept, Accept-Encoding" || a.header.Get("Cache-Control") != "no-store" {
-		t.Errorf("%v", a.header)
+		t.Errorf("the headers of the HTML page: %v", a.header)
 	}
 
 	s.get(t, "/-/counter", "Accept: text/html").problem(t, http.StatusBadRequest)

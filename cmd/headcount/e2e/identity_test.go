@@ -90,13 +90,13 @@ func TestServerIdentities(t *testing.T) {
 		{headers: []string{"Cookie: other=1; headcount_id=" + c.id + "; more=2"}}, {headers: []string{forged}},
 	} {
 		if o := s.dial(t, d); (o.user == c.user) != (i < 3) {
-			t.Errorf("%+v: user %q came back as %q", d, c.user, o.user)
+			t.Errorf("%+v: user %q came back as %q; the same user: want %t", d, c.user, o.user, i < 3)
 		}
 
 		// A PUT takes no ?id=.
 		n := s.put(t, "/mine/counter?"+d.query, increment, d.headers...).counter(t).Count
 		if n != []int{2, 2, 2, 3}[i] {
-			t.Errorf("%+v: the count is %d", d, n)
+			t.Errorf("%+v: the count is %d, want %d", d, n, []int{2, 2, 2, 3}[i])
 		}
 	}
 }
@@ -221,7 +221,7 @@ func TestServerPrivatePages(t *testing.T) {
 		out.send(message)
 		f := out.take("error")
 		if f.Code != "forbidden" || f.Page == nil || !strings.HasPrefix(*f.Page, "team/") {
-			t.Errorf("%s: %s", message, f.text)
+			t.Errorf("%s: answered with %s, want forbidden and the page", message, f.text)
 		}
 	}
 

@@ -65,7 +65,7 @@ func TestServerPgBouncer(t *testing.T) {
 
 				for i := range int64(3) {
 					if is := s.call(t, "POST", "views:1/increment", "").lasting(t).Value; is != i+1 {
-						t.Errorf("%d after %d increments", is, i+1)
+						t.Errorf("the value is %d after %d increments", is, i+1)
 					}
 				}
 				look.awaitCounter("views:1", 3, false)
@@ -322,7 +322,7 @@ func TestClockPostgresIsAway(t *testing.T) {
 			}
 
 			if !about("PostgreSQL cannot be used") || !about(`"error":`) {
-				t.Errorf("%s: %s", name, line)
+				t.Errorf("%s logs something else than the outage: %s", name, line)
 				continue
 			}
 			warnings++
@@ -333,7 +333,8 @@ func TestClockPostgresIsAway(t *testing.T) {
 			most = 1
 		}
 		if warnings+timeouts == 0 || warnings > most {
-			t.Errorf("%s: %d warnings, and %d of timeouts:\n%s", name, warnings, timeouts, s.log)
+			t.Errorf("%s: %d warnings and %d of timeouts, want one or more, at most %d of the first:\n%s",
+				name, warnings, timeouts, most, s.log)
 		}
 	}
 

@@ -47,7 +47,7 @@ func TestClockVanishedClient(t *testing.T) {
 
 		f, ok, err := watcher.poll(time.Now().Add(ping / 2))
 		if err != nil || ok && !f.counts("mute", 0) {
-			t.Fatalf("%s, %v: a client that answers or sends stays", f.text, err)
+			t.Fatalf("a client that answers or sends does not stay: %s, error %v", f.text, err)
 		}
 		gone = f
 	}
@@ -96,7 +96,7 @@ func TestClockSuspendedServer(t *testing.T) {
 	}
 
 	if got := s.count(t, "p"); got != users {
-		t.Errorf("in the end: %d", got)
+		t.Errorf("in the end the count is %d, want %d", got, users)
 	}
 }
 
@@ -115,7 +115,7 @@ func TestServerMaxConnections(t *testing.T) {
 	a := s.get(t, "/p/counter/events", of1)
 	a.problem(t, http.StatusServiceUnavailable)
 	if !strings.Contains(a.body, "--max-connections-per-address") {
-		t.Errorf("%s", a.body)
+		t.Errorf("the refusal does not name the flag: %s", a.body)
 	}
 
 	// The third place of all is taken by another address.
@@ -170,7 +170,7 @@ func TestClockAUserWithThousandsOfPages(t *testing.T) {
 	refusal := more.takeError("too_many_pages")
 	if refusal.Page == nil || *refusal.Page != "one more" ||
 		!strings.Contains(refusal.text, "a user may join at most 10000 pages") {
-		t.Errorf("%s", refusal.text)
+		t.Errorf("the refusal does not name the page and the limit: %s", refusal.text)
 	}
 	more.join("7-7")
 	more.awaitCount("7-7", 1)

@@ -22,7 +22,7 @@ func TestServerRefusedRequests(t *testing.T) {
 		if a := do(t, "POST", s.url+path+"/adjust",
 			`{"delta":9223372036854775807,"reason":"pair \ud83d\ude00, \\ud800","by":"ops"}`,
 			withKey); a.status != 200 {
-			t.Fatalf("%d %s", a.status, a.body)
+			t.Fatalf("adjusting %s: %d %s", path, a.status, a.body)
 		}
 	}
 
@@ -83,7 +83,7 @@ func TestServerRefusedRequests(t *testing.T) {
 		err := json.Unmarshal([]byte(a.body), &p)
 		saysChanged := strings.Contains(p.Detail, "changed")
 		if err != nil || !strings.Contains(p.Detail, tc.detail) || tc.status == 409 && method == "GET" && saysChanged {
-			t.Errorf("%s %.80s: %s, want %q, %v", tc.call, tc.body, a.body, tc.detail, err)
+			t.Errorf("%s %.80s: %s, want %q, error %v", tc.call, tc.body, a.body, tc.detail, err)
 		}
 		if id := a.header.Get("X-Request-Id"); len(p.ID) != 16 || p.ID != id {
 			t.Errorf("%s: the id %q in the problem and %q in the head", tc.call, p.ID, id)
@@ -109,7 +109,7 @@ func TestServerRefusedRequests(t *testing.T) {
 	}
 
 	if n := s.metric(t, "headcount_http_refusals_total"); int(n) != 23 {
-		t.Errorf("%g refusals are counted", n)
+		t.Errorf("%g refusals are counted, want 23", n)
 	}
 
 	visitor := s.dial(t, dialer{
@@ -122,7 +122,7 @@ func TestServerRefusedRequests(t *testing.T) {
 		t.Error("there are more connections than the limit")
 	}
 	if n := s.metric(t, `headcount_http_refusals_total{reason="connections"}`); n != 1 {
-		t.Errorf("%g refusals are counted for the number of connections", n)
+		t.Errorf("%g refusals are counted for the number of connections, want 1", n)
 	}
 
 	for _, tc := range []struct{ message, code, detail string }{
@@ -134,7 +134,7 @@ func TestServerRefusedRequests(t *testing.T) {
 		visitor.send(tc.message)
 		f := visitor.take(tc.code)
 		if f.Code != tc.code {
-			t.Errorf("%s: %s, want %s", tc.message, f.text, tc.code)
+			t.Errorf("%s: answered with %s, want %s", tc.message, f.text, tc.code)
 		}
 
 		s.hasLogged(t, map[string]any{

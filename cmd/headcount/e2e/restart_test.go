@@ -136,7 +136,7 @@ func TestClockWhatWasAnsweredOutlivesAKill(t *testing.T) {
 
 	for name, c := range map[string]*client{"with a new hold": takes, "without a hold": ends, "who left": leaves} {
 		if is := s.users(t, c.user)[0]; is.Online != (c == takes) {
-			t.Errorf("%s: %+v", name, is)
+			t.Errorf("the client %s: %+v, want online %t", name, is, c == takes)
 		}
 	}
 

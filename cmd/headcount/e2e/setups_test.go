@@ -285,7 +285,7 @@ func smokeCounters(t *testing.T, a, b, c *server) {
 	// Exact counters, which have the same value everywhere at once.
 	a.call(t, "POST", path(stock)+"/increment", `{"delta":10}`).lasting(t)
 	if r := c.call(t, "POST", path(stock)+"/decrement", `{"delta":4}`).lasting(t); r.Value != 6 {
-		t.Errorf("%+v, want 6", r)
+		t.Errorf("in stock after 10 - 4: %+v, want 6", r)
 	}
 
 	a.call(t, "POST", path(stock)+"/decrement", `{"delta":7}`).problem(t, http.StatusConflict)

@@ -208,7 +208,7 @@ func unreadOfSites(t *testing.T, a, b *server, buyer, reader *client) {
 				s.get(t, "/-/users/ann/follows", withKey, header),
 			} {
 				if strings.TrimSpace(got.body) != want[i] {
-					t.Errorf("%s: %s, want %s", header, got.body, want[i])
+					t.Errorf("follows with %s: %s, want %s", header, got.body, want[i])
 				}
 			}
 		}
@@ -267,7 +267,7 @@ func countersOfSites(t *testing.T, a, b *server, buyer, reader *client) {
 				}[header+key]
 				c := s.call(t, "GET", key+"/exact", "", withKey, header).lasting(t)
 				if c.Value != value || c.Key != key {
-					t.Errorf("%s: %+v, want %d", header, c, value)
+					t.Errorf("%s of %s: %+v, want %d", key, header, c, value)
 				}
 			}
 
@@ -364,7 +364,7 @@ func TestServerSitesBesideTheDefaultSite(t *testing.T) {
 		return slices.Equal(s.sites(t, withKey).names(), []string{"default * 1"})
 	})
 	if got := s.sites(t, withKey); len(got.Sites[0].Origins) != 0 {
-		t.Errorf("%+v", got)
+		t.Errorf("the site has origins without a flag: %+v", got)
 	}
 	s.get(t, "/p/counter?site=shop").problem(t, 400)
 	s.get(t, "/p/counter", "Headcount-Site: shop").problem(t, 400)
@@ -381,13 +381,13 @@ func TestServerSitesBesideTheDefaultSite(t *testing.T) {
 	s.wantUnread(t, c.as(), 0) // calls that name no site are for the first one
 
 	if got := s.get(t, "/-/me/unread", c.as(), "Origin: https://www.example").unread(t); got.Count != 1 {
-		t.Errorf("%+v", got)
+		t.Errorf("unread on the second site: %+v, want 1 as before", got)
 	}
 
 	if got := s.call(t, "GET", "views:1/exact", "", withKey, "Headcount-Site: default").lasting(t); got.Value != 7 {
-		t.Errorf("%+v", got)
+		t.Errorf("the counter of the second site: %+v, want 7 as before", got)
 	}
 	if got := s.call(t, "GET", "views:1/exact", "").lasting(t); got.Value != 0 {
-		t.Errorf("%+v", got)
+		t.Errorf("the counter of the first site: %+v, want 0", got)
 	}
 }

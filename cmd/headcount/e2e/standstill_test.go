@@ -50,7 +50,7 @@ func TestClockReadsAfterStandstill(t *testing.T) {
 				is := map[string]any{}
 				err = json.Unmarshal([]byte(a.body), &is)
 				if err != nil || is[member] != float64(changes) && is["stale"] != true {
-					t.Errorf("%s: %s", path, a.body)
+					t.Errorf("%s: %s; want %d, or a stale answer", path, a.body, changes)
 				}
 			})
 		}

@@ -76,7 +76,7 @@ func TestServerPagesRemember(t *testing.T) {
 	most, joins := is.sum()
 	if is.Page != "p" || is.Now != 2 || is.Peak.Count != 3 || is.Peak.At == nil || is.Joins != 3 || is.Visitors != 3 ||
 		most != 3 || joins != 3 || len(is.Points) < 288 {
-		t.Errorf("%+v", is)
+		t.Errorf("stats are %+v; want 2 now, a peak of 3, 3 joins and 3 visitors", is)
 	}
 
 	for i := 1; i < len(is.Points); i++ {
@@ -97,7 +97,7 @@ func TestServerPagesRemember(t *testing.T) {
 	lines := strings.Split(table.body, "\r\n")
 	isTable := table.header.Get("Content-Type") == "text/csv; charset=utf-8"
 	if !isTable || len(lines) != 4 || !strings.Contains(lines[2], "Z,3,3,") {
-		t.Errorf("%s", table.body)
+		t.Errorf("no CSV table of two days with the peak 3 and 3 joins: %s", table.body)
 	}
 
 	none := s.stats(t, "/nobody/stats?last=1d&step=1h")

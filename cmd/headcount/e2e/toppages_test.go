@@ -43,7 +43,7 @@ func (st *topStream) next() string {
 
 		// Lists are at least a second apart, but the test may read them late.
 		if apart := e.at.Sub(st.last); apart < 500*time.Millisecond-st.watch.Lost() {
-			st.t.Errorf("%s after another event: %s", apart, e.data)
+			st.t.Errorf("an event only %s after the one before: %s", apart, e.data)
 		}
 
 		st.lists++
@@ -77,7 +77,7 @@ func (st *topStream) silent() {
 	st.t.Helper()
 	select {
 	case e := <-st.events:
-		st.t.Errorf("nothing has changed, and there is an event: %s", e.data)
+		st.t.Errorf("an event, although nothing has changed: %s", e.data)
 	case <-time.After(2 * time.Second):
 	}
 }
@@ -149,7 +149,7 @@ func TestClockTopPages(t *testing.T) {
 	a := closed.get(t, "/-/top/events")
 	a.problem(t, http.StatusUnauthorized)
 	if !strings.Contains(a.body, "--public-top") {
-		t.Errorf("%d %s", a.status, a.body)
+		t.Errorf("the refusal does not name the flag: %d %s", a.status, a.body)
 	}
 
 	keyless.get(t, "/-/top/events", "Authorization: Bearer x").problem(t, http.StatusUnauthorized)

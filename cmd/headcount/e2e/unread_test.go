@@ -103,7 +103,7 @@ func unreadOfAllPages(t *testing.T, s *server) {
 	page := fresh(t) + " a/b"
 
 	if u := s.get(t, "/-/me/unread", tab.as()).unread(t); u.Count != 0 || u.UpdatedAt != nil {
-		t.Errorf("there never was a change: %+v", u)
+		t.Errorf("unread before any change: %+v, want 0 and no time", u)
 	}
 
 	s.change(t, page, "")
@@ -113,13 +113,13 @@ func unreadOfAllPages(t *testing.T, s *server) {
 
 	s.change(t, page, "{}")
 	if u := s.get(t, "/-/me/unread", tab.as()).unread(t); u.Count != 1 || u.UpdatedAt == nil {
-		t.Errorf("after a change: %+v", u)
+		t.Errorf("unread after a change: %+v, want 1 and its time", u)
 	}
 
 	tab.awaitUnread(1)
 	third := s.dial(t, dialer{query: "id=" + tab.id, unread: 1}) // a new tab begins with the current count
 	if u := s.put(t, "/-/me/unread", `{"action":"reset"}`, tab.as()).unread(t); u.Count != 0 || u.UpdatedAt == nil {
-		t.Errorf("after a reset: %+v", u)
+		t.Errorf("unread after a reset: %+v, want 0 and the time of the change", u)
 	}
 
 	for _, c := range []*client{tab, other, third} {
@@ -180,10 +180,10 @@ func unreadOfOnePage(t *testing.T, s *server) {
 	}
 
 	if u := s.put(t, "/-/me/unread", `{"action":"reset","page":"not followed"}`, tab.as()).unread(t); u.Count != 2 {
-		t.Errorf("%+v", u)
+		t.Errorf("after a reset of a page that is not followed: %+v, want 2", u)
 	}
 	if u := s.put(t, "/-/me/unread", `{"action":"reset","page":`+quoted(other)+`}`, tab.as()).unread(t); u.Count != 0 {
-		t.Errorf("%+v", u)
+		t.Errorf("after a reset of the page with both changes: %+v, want 0", u)
 	}
 	tab.awaitUnread(0)
 	follows(both + `}`)
@@ -202,7 +202,7 @@ func TestServerUnreadByServers(t *testing.T) {
 		t.Helper()
 		for path, header := range map[string]string{user: withKey, "/-/me": mine} {
 			if got := s.get(t, path+"/follows", header).body; strings.TrimSpace(got) != `{"follows":[`+want+`]}` {
-				t.Errorf("%s follows: %s", path, got)
+				t.Errorf("%s follows: %s, want %s", path, got, want)
 			}
 		}
 	}
@@ -216,10 +216,10 @@ func TestServerUnreadByServers(t *testing.T) {
 	c.awaitUnread(1)
 
 	if u := s.get(t, user+"/unread", withKey).unread(t); u.Count != 1 {
-		t.Errorf("%+v", u)
+		t.Errorf("unread after the change of another: %+v, want 1", u)
 	}
 	if u := s.put(t, user+"/unread", `{"action":"reset"}`, withKey).unread(t); u.Count != 0 {
-		t.Errorf("%+v", u)
+		t.Errorf("unread after a reset: %+v, want 0", u)
 	}
 	c.awaitUnread(0)
 
@@ -285,7 +285,7 @@ func TestServerUnreadSurvivesARestart(t *testing.T) {
 	}
 
 	if after := s.get(t, "/-/me/unread", c.as()).body; after != before {
-		t.Errorf("%s was %s", after, before)
+		t.Errorf("unread after the restart: %s, want %s as before", after, before)
 	}
 
 	// The keys of before the restart are still known.

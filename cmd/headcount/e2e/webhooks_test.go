@@ -167,7 +167,7 @@ func TestClockWebhooks(t *testing.T) {
 	r.mu.Unlock()
 	if e.Type != "page.occupied" || e.Site != "main" || e.Count == nil || *e.Count != 1 || e.Version == "" ||
 		e.Timestamp == "" || again < 2 {
-		t.Errorf("%+v after %d tries", e, again)
+		t.Errorf("after %d tries came %+v; want page.occupied of main with the count 1, after 2 or more", again, e)
 	}
 
 	// Each condition of a webhook: the first user, a threshold, a peak, and the last user.
@@ -192,7 +192,7 @@ func TestClockWebhooks(t *testing.T) {
 	r.mu.Lock()
 	for _, e := range r.events {
 		if e.Page == "news/3" && e.Site != "shop" {
-			t.Errorf("%+v is of another site", e)
+			t.Errorf("an event of another site than shop: %+v", e)
 		}
 	}
 	r.mu.Unlock()

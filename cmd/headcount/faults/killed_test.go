@@ -39,7 +39,7 @@ func TestClockAKilledProcessKeepsItsPartitions(t *testing.T) {
 		_, _, metrics, err := get("http://" + other.admin + "/metrics")
 		_, n, found := strings.Cut(metrics, "\nheadcount_takeovers_total ")
 		if err != nil || !found {
-			t.Fatalf("%v, metrics %q", err, metrics)
+			t.Fatalf("no number of takeovers in the metrics %q, error %v", metrics, err)
 		}
 		n, _, _ = strings.Cut(n, "\n")
 		return n

@@ -166,7 +166,7 @@ func TestClockWhatRedisLost(t *testing.T) {
 					want = "1"
 				}
 				if is[2] != want {
-					t.Errorf("%s, want %s", is[0], want)
+					t.Errorf("the metric is %s, want %s", is[0], want)
 				}
 			}
 

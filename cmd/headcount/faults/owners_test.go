@@ -58,7 +58,7 @@ func (all *increments) one(t *testing.T, key string) {
 	_, err := all.to.Increment(context.Background(), key, 1)
 	took := all.watch.Elapsed() - began
 	if err != nil {
-		t.Errorf("%s: %v", key, err)
+		t.Errorf("increment of %s: %v", key, err)
 		return
 	}
 
@@ -91,7 +91,7 @@ func (all *increments) end(t *testing.T) {
 	for key, made := range all.made {
 		c, err := all.to.Exact(t.Context(), key)
 		if err != nil || c.Value != made {
-			t.Errorf("%s is %d, %v, and %d were made", key, c.Value, err, made)
+			t.Errorf("%s is %d, error %v; want %d, the acknowledged increments", key, c.Value, err, made)
 		}
 	}
 }

@@ -150,7 +150,7 @@ func startAll(t testing.TB, members ...*member) {
 					}
 				}
 				if what := m.log.Complaint(); what != "" {
-					t.Errorf("%s: %s", m.name, what)
+					t.Errorf("%s complains: %s", m.name, what)
 				}
 			})
 		}

@@ -215,10 +215,10 @@ func TestCompareFindsWhatGrows(t *testing.T) {
 
 	grown := compare(minutes)
 	if want := []string{"leak: 103 has become 112"}; !slices.Equal(grown, want) {
-		t.Errorf("%q, want %q", grown, want)
+		t.Errorf("what has grown is %q, want %q", grown, want)
 	}
 	if grown := compare(minutes[:2*warm]); len(grown) > 0 {
-		t.Errorf("%q before anything is warm", grown)
+		t.Errorf("%q has grown before anything is warm", grown)
 	}
 }
 

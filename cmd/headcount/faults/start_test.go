@@ -170,7 +170,7 @@ func TestClockWhoMayJoin(t *testing.T) {
 	t.Cleanup(func() { // after the end of all
 		for _, m := range all {
 			if what := m.log.Repeated(); what != "" {
-				t.Errorf("%s: %s", m.name, what)
+				t.Errorf("%s repeats itself in the log: %s", m.name, what)
 			}
 		}
 	})

@@ -256,7 +256,7 @@ func (b *books) check(t *testing.T) {
 
 		for watch := testkit.NewStopwatch(t); !right(); time.Sleep(20 * time.Millisecond) {
 			if watch.Elapsed() > exactWithin {
-				t.Errorf("%s: %s", at.name, said)
+				t.Errorf("%s does not show what the books say within %s: %s", at.name, exactWithin, said)
 				break
 			}
 		}
@@ -264,7 +264,7 @@ func (b *books) check(t *testing.T) {
 		var follows json.RawMessage
 		err := call(at, http.MethodGet, "/-/users/reader/follows", "", "", &follows)
 		if err != nil || !strings.Contains(string(follows), strconv.Quote(booksPage)) {
-			t.Errorf("%s: follows: %s %v", at.name, follows, err)
+			t.Errorf("%s: the reader follows %s, error %v; want %s", at.name, follows, err, booksPage)
 		}
 
 		if b.mixed {
@@ -536,7 +536,7 @@ func TestClockUpgradeOfPostgres(t *testing.T) {
 
 	out, err := exec.CommandContext(t.Context(), program, m.flags...).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "headcount export --postgres URL --file FILE") {
-		t.Errorf("%v, %s", err, out)
+		t.Errorf("the start does not point to the export: error %v, %s", err, out)
 	}
 
 	run := func(program string, args ...string) {
