@@ -46,7 +46,7 @@ var layers = []layer{
 	}, // what changes here, sent to another region
 	{"presence/region", []string{"internal/replication", "presence", "presence/pncounter", "internal/setting"}},
 	{"unread", []string{"internal/outage", "presence"}},
-	// what pages remember
+	// what is remembered of a page by the minute
 	{"presence/minutes", []string{"presence", "hyperloglog"}},
 	// for the tests of stores; only they import it
 	{
@@ -131,7 +131,7 @@ var layers = []layer{
 		"counter/routed",
 		"internal/redisconn", "internal/rows", "internal/rows/rowsredis", "presence",
 	}},
-	{"counter/transfer", []string{ // exports, and the stores that they are of
+	{"counter/transfer", []string{ // exports, and the stores that they read and write
 		"counter", "counter/call", "counter/cluster", "counter/local", "counter/owner", "counter/routed",
 		"internal/redisconn", "internal/rows", "internal/rows/rowsredis", "presence", "presence/presenceredis/...",
 	}},
@@ -144,9 +144,9 @@ var layers = []layer{
 	// counts of pages in PostgreSQL
 	{"presence/pagestable", []string{"counter", "internal/outage", "internal/postgres", "presence"}},
 	{"scripts", nil},
-	// what the log says of something that is away, and when it is tried again
+	// what the log says about a store that is away, and when it is tried again
 	{"internal/outage", []string{"internal/wake"}},
-	// a connection to Redis: what stores there are built on
+	// a connection to Redis, which the stores there are built on
 	{
 		"internal/redisconn", []string{
 			"internal/outage", "internal/wake", "internal/setting", "scripts", "internal/tracing",
@@ -166,14 +166,14 @@ var layers = []layer{
 			"internal/outage", "internal/wake", "scripts",
 		},
 	},
-	// no store but by the contract
+	// it knows stores only by their contract
 	{
 		"presence/node/...", []string{
 			"internal/machine", "internal/marks", "internal/outage", "internal/wake",
 			"presence", "presence/heartbeat", "internal/setting",
 		},
 	},
-	// neither gateway nor node nor dispatcher but by interface
+	// it knows gateways, nodes and dispatchers only by interfaces
 	{
 		"presence/member", []string{
 			"internal/machine", "internal/outage", "internal/wake", "presence", "presence/heartbeat", "presence/ring",
@@ -181,7 +181,7 @@ var layers = []layer{
 		},
 	},
 	{"dispatcher/...", []string{"internal/machine", "internal/outage", "internal/wake", "presence"}},
-	// what is told, and sending it
+	// what webhooks tell, and how it is sent
 	{
 		"webhook", []string{
 			"counter", "internal/outage", "internal/promises", "internal/setting", "internal/wake", "presence",
@@ -198,11 +198,11 @@ var layers = []layer{
 	{"gateway/websocket", nil},
 	// Pusher's events, without any I/O
 	{"gateway/pusher", []string{"presence"}},
-	// what holds for all of HTTP
+	// what holds for every HTTP request
 	{"gateway/httppolicy", []string{"counter/limit", "internal/wake"}},
 	// who a request is from
 	{"gateway/identity", []string{"counter/limit", "internal/setting", "presence"}},
-	// updates to those who want them
+	// brings updates to the connections that want them
 	{"gateway/fanout", []string{
 		"internal/machine", "internal/outage", "internal/promises", "internal/wake", "presence",
 	}},
@@ -235,7 +235,7 @@ var layers = []layer{
 		"gateway/fanout", "gateway/notifier", "gateway/roster",
 		"presence", "unread", "presence/heartbeat",
 	}},
-	{"internal/benchenv", []string{"internal/servertest"}}, // a core for the program, another for its clients
+	{"internal/benchenv", []string{"internal/servertest"}}, // gives the program a core, and its clients another
 	// runs the program
 	{
 		"internal/bench", []string{
@@ -249,10 +249,10 @@ var layers = []layer{
 	{"client", nil}, // for other programs: a module of its own
 	{"internal/simulate", []string{"client"}},  // a black box client
 	{"internal/prove", nil},                    // runs simulations
-	{"internal/histories", []string{"client"}}, // another one, whose answers a checker judges
+	{"internal/histories", []string{"client"}}, // another black box client, whose answers a checker judges
 	{"examples/go", []string{"client"}},
 	{"cmd/headcount/top", []string{"client", "internal/setting"}}, // the dashboard in a terminal
-	{"cmd/headcount/certificates", []string{"internal/setting"}},  // what visitors are shown over TLS
+	{"cmd/headcount/certificates", []string{"internal/setting"}},  // the certificates that visitors are shown over TLS
 	// export and import
 	{
 		"cmd/headcount/dump", []string{
@@ -373,8 +373,7 @@ func importGraph(t *testing.T) map[string][]string {
 	return graph
 }
 
-// TestImportsPointOneWay reads what the packages import, without their tests,
-// which may join what they like.
+// TestImportsPointOneWay reads what the packages import, without their tests, which may import what they like.
 func TestImportsPointOneWay(t *testing.T) {
 	graph := importGraph(t)
 	for _, must := range []string{"presence", "gateway", "cmd/headcount"} {

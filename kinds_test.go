@@ -74,7 +74,7 @@ type program struct {
 	bubbles map[name]bool
 }
 
-// forTests reports whether a file belongs to the program.
+// forTests reports whether a file is a test or supports tests.
 func forTests(file string) bool {
 	dir := path.Dir(file)
 

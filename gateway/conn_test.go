@@ -351,7 +351,7 @@ func (r *raw) frame() (opcode byte, payload []byte, err error) {
 	return r.next()
 }
 
-// next is frame without the read deadline of the test.
+// next reads one frame as frame does, but sets no read deadline.
 func (r *raw) next() (opcode byte, payload []byte, err error) {
 	var head [2]byte
 	if _, err := io.ReadFull(r.in, head[:]); err != nil {

@@ -106,8 +106,8 @@ func refusing(t *testing.T, to string) string {
 	return s.URL
 }
 
-// fault is a case of the check. A case may have faults of several things, which shows that one does not hide another.
-// Faults that would are cases of their own.
+// fault is a case of the check. A case may have several faults at once, which shows that none of them hides another. A
+// fault that would hide others has a case of its own.
 type fault struct {
 	args []string
 	want []string // one text for each line about a fault; empty if all is well
@@ -603,7 +603,7 @@ func TestServerChainsOfCertificates(t *testing.T) {
 	}
 }
 
-// The check tries every command that the documented user of Redis may send.
+// The check tries every command that the user of deploy/redis.acl may send.
 func TestServerCheckTriesWhatIsDocumented(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)

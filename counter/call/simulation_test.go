@@ -385,7 +385,8 @@ func (s *simulation) healAll() {
 		p.Resume()
 	}
 
-	// A process that was fenced by a process which died since owns nothing.
+	// A process may have been fenced by one that has died since. Then nobody owns its partitions until they are claimed
+	// again.
 	for _, id := range s.partitions() {
 		s.move(id, s.routeOf(id))
 	}

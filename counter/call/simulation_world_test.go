@@ -22,8 +22,8 @@ type world struct {
 	mu    sync.Mutex // guards the fields below
 	store *rowsmem.Store
 	log   []change
-	// kept is how much of the log cannot be lost: what is old, and the commits of owners that have ended or own the
-	// partition no more.
+	// kept is how much of the log cannot be lost: what is old, and the commits of owners that have ended or no longer
+	// own the partition.
 	kept int
 	late []rows.Commit // sent commits that may yet arrive, or arrive again
 	// orphans are partitions whose owner is dead. Only a claim of an orphan may be lost: after the loss of another

@@ -187,7 +187,7 @@ func op(id string, changes ...counter.Change) counter.Op {
 	return o
 }
 
-// change makes an operation, and gives up after some time.
+// change applies an operation, and gives up after two seconds.
 func change(t testing.TB, s counter.Writer, o counter.Op) counter.Result {
 	t.Helper()
 

@@ -515,7 +515,8 @@ func TestReadOfPages(t *testing.T) {
 
 		s.Read(f, c, "p")
 		synctest.Wait() // until the resetting goroutine has taken this page, and pauses
-		// A read of more pages than one reset takes leaves the others unread.
+
+		// If a user reads more pages than one reset takes, the others stay unread.
 		for i := range maxPages + 50 {
 			s.Read(f, c, fmt.Sprintf("page %d", i))
 		}

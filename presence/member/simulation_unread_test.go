@@ -67,7 +67,7 @@ type pageChange struct {
 	by   *user // nil: nobody
 }
 
-// step is what a user did: follow a page, follow it no more, or read one page or all pages.
+// step is what a user did: follow a page, end that, or read one page or all pages.
 type step struct {
 	*period
 	does stepKind

@@ -1396,8 +1396,8 @@ func TestHandingOverEndsNoPresence(t *testing.T) {
 	})
 }
 
-// A partition that changes its owner twice in a row has one trial, not two. A user who is
-// reconnecting through another gateway has a third of the timeout in any case.
+// A partition that changes its owner twice in a row has one trial, not two. A user who is reconnecting
+// through another gateway has a third of the timeout in any case.
 func TestATrialGoesOnWithTheNextOwner(t *testing.T) {
 	const trial, least = timeout * 2 / 3, timeout / 3
 	for held, left := range map[time.Duration]time.Duration{

@@ -133,7 +133,7 @@ func TestServerALogThatBeganMeanwhileLacksPages(t *testing.T) {
 		}
 	}
 
-	// The process reports the end of its list, for a log that is no more.
+	// The process reports the end of its list, for a log that no longer exists.
 	relog(nil, log)
 	if b := outgoing(); b.Log != 0 {
 		t.Fatalf("the new log counts as complete, with %+v", b)

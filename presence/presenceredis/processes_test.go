@@ -262,7 +262,7 @@ func TestServerFactsThatAreMissingAreWrittenAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Each of these losses must be repaired before a stranger can write other facts.
+	// The running process must repair each of these losses before a process with other settings can write its facts.
 	facts := server.Do(t, "HGETALL", "hc:{c}:facts")
 	for _, lose := range [][]any{
 		{"DEL", "hc:{c}:facts"}, {"HDEL", "hc:{c}:facts", "format", "secret"}, {"HDEL", "hc:{c}:facts", "region"},

@@ -298,7 +298,7 @@ func (w *world) shows(page string, users int64) {
 	})
 }
 
-// three returns three regions that replicate to each other over TLS, as the documented user.
+// three returns three regions that replicate to each other over TLS, as the user of deploy/redis.acl.
 func three(t *testing.T) (servers map[string]*redistest.Server, worlds map[string]*world) {
 	names := []string{"us", "eu", "ap"}
 	servers = map[string]*redistest.Server{}

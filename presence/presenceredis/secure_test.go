@@ -13,10 +13,11 @@ import (
 	"headcount/presence/presenceredis"
 )
 
-// secure is a Redis behind TLS that must not refuse the documented user anything.
+// secure returns a Redis behind TLS that must not refuse the user of deploy/redis.acl anything.
 func secure(t *testing.T) *redistest.Server {
 	s := redistest.StartSecure(t)
 	nothingDenied(t, s)
+
 	return s
 }
 
@@ -29,7 +30,7 @@ func nothingDenied(t *testing.T, s *redistest.Server) {
 	})
 }
 
-// Regions share counts over TLS as the documented user. One of them is a Cluster, whose clients use other commands.
+// Regions share counts over TLS, as the user of deploy/redis.acl. One of them is a Cluster, whose clients use other commands.
 func TestServerRegionsOverTLSOnCluster(t *testing.T) {
 	t.Parallel()
 	cluster, single := redistest.StartSecureCluster(t, 3), secure(t)

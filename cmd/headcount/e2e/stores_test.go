@@ -27,7 +27,7 @@ const (
 	both      = aRedis + " " + aDatabase
 )
 
-// stores are the values of the flags of a test.
+// stores maps the flags of the stores to their values in a test.
 type stores map[string]string
 
 func (s stores) flags(which string) (flags []string) {

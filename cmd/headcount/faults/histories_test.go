@@ -20,9 +20,9 @@ import (
 	"headcount/internal/testkit"
 )
 
-// The long form is make histories SETTING=tier OPS=100000.
+// The long form of this test runs by make histories SETTING=tier OPS=100000.
 var (
-	historySetting = flag.String("setting", "redis", "of the histories")
+	historySetting = flag.String("setting", "redis", "the setting of the histories")
 	historyCalls   = flag.Int("ops", 0, "calls in the histories; 0: until the first two faults are over")
 )
 
@@ -200,7 +200,7 @@ func (h *theatre) suspends(m *member) {
 	})
 }
 
-// sets lets the wall clock of a process be set, forward or back. It stays so until it is set again or the process ends.
+// sets adds a fault: the wall clock of a process is set forward or back, until it is set again or the process ends.
 // The windows of limits and the memory of idempotency keys are longer than an hour.
 func (h *theatre) sets(m *member) {
 	// It starts with a clock that is wrong, because only such a clock can be set later.
@@ -265,11 +265,12 @@ func awaitRole(t *testing.T, s *redistest.Server, want string) {
 	})
 }
 
-// loses lets a store lose data, and reads be old until the owners have written it again.
+// loses makes a store lose data. Until the owners have written it again, reads may return old values.
 func (h *theatre) loses(lose func()) {
 	for _, m := range h.processes {
 		m.forgets = true
 	}
+
 	h.strike(func() {
 		over := h.run.Old()
 		lose()

@@ -438,9 +438,9 @@ func TestClockUpgradeAtOnce(t *testing.T) {
 	b.check(t)
 }
 
-// TestClockUpgradeByRole does the same with processes that have one role each, in the order of the guide. In between,
-// each role is restarted with this release, where ghosts stay no longer. After the way back the counters are as they
-// were.
+// TestClockUpgradeByRole upgrades and goes back with processes that have one role each, in the order of the guide. In
+// between, each role is restarted with this release, and ghosts may stay no longer than promised. After the way back
+// the counters are as they were.
 func TestClockUpgradeByRole(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)

@@ -31,6 +31,6 @@ func TestServerContractOfRows(t *testing.T) {
 	})
 
 	if denied := server.Denied(t); len(denied) > 0 {
-		t.Errorf("the documented user was refused: %q", denied)
+		t.Errorf("deploy/redis.acl does not permit: %q", denied)
 	}
 }
