@@ -145,7 +145,7 @@ type numbered struct {
 	op             Op
 }
 
-// wholes returns the streams in the beats that are complete, and up to which number.
+// wholes returns, for each partition and stream, up to which number the stream is complete in the beats.
 func wholes(beats []*Beat) map[[3]uint64]bool {
 	all := map[[3]uint64]bool{}
 	for _, b := range beats {

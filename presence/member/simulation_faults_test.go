@@ -29,8 +29,8 @@ const (
 	storeOutage           // the store is unavailable
 )
 
-// shadow is how long a fault affects the faults after it. After that time all partitions
-// have their owners, and the store has its data.
+// shadow is how long a fault affects the faults after it. After that time all partitions have their owners, and the
+// store has its data.
 const shadow = 12 * time.Second
 
 // processName is the name of a process of the simulation.
@@ -205,7 +205,7 @@ func (s *simulation) storeLoss() {
 		moment = time.Now().Add(-s.between(0, 15*time.Second))
 	}
 
-	// The version of an unread change contains its millisecond. Versions after the loss must be above all of before.
+	// The version of an unread change contains its millisecond. Versions after the loss must be above all earlier ones.
 	s.store.mu.Lock()
 	s.store.unread.closed = true
 	s.store.mu.Unlock()
@@ -369,8 +369,7 @@ func (s *simulation) freeze(m *member, kind faultKind) {
 	})
 }
 
-// cut cuts the link between two processes. Both still reach the store, so no other process
-// takes over.
+// cut cuts the link between two processes. Both still reach the store, so no other process takes over.
 func (s *simulation) cut(a, b *member) {
 	// A short cut ends before its users time out at the owner.
 	lasts := s.between(200*time.Millisecond, time.Second)

@@ -439,8 +439,7 @@ type pipeEnd struct {
 	muted bool
 }
 
-// mute makes this side silent: it neither sends nor receives anything any more, and the other
-// side does not notice.
+// mute makes this side silent: it neither sends nor receives anything any more, and the other side does not notice.
 func (e *pipeEnd) mute() {
 	if e.l != nil {
 		e.l.mu.Lock()

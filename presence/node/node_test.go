@@ -716,8 +716,8 @@ func TestAJoinThatChangesNothingNeedsTheOwner(t *testing.T) {
 	})
 }
 
-// A node that has lost a partition gives it up when it checks its claims, even if no user
-// joins or leaves there. (Invariant 4.)
+// A node that has lost a partition gives it up when it checks its claims, even if no user joins or leaves there.
+// (Invariant 4.)
 func TestCheckFindsOutWhatWasLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()

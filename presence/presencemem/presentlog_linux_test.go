@@ -107,8 +107,7 @@ func TestWhatWasAnsweredIsRecalled(t *testing.T) {
 					rt.Fatal(err)
 				}
 
-				// A kill between the two replacements leaves the new file beside the log of the old
-				// one.
+				// A kill between the two replacements leaves the new file beside the log of the old one.
 				between := t.TempDir()
 				present, err := os.ReadFile(filepath.Join(dir, presentFile))
 				if err != nil || os.WriteFile(filepath.Join(between, presentFile), present, 0o600) != nil ||
