@@ -30,7 +30,8 @@ func nothingDenied(t *testing.T, s *redistest.Server) {
 	})
 }
 
-// Regions share counts over TLS, as the user of deploy/redis.acl. One of them is a Cluster, whose clients use other commands.
+// Regions share counts over TLS, as the user of deploy/redis.acl. One of them is a Cluster, whose clients use other
+// commands.
 func TestServerRegionsOverTLSOnCluster(t *testing.T) {
 	t.Parallel()
 	cluster, single := redistest.StartSecureCluster(t, 3), secure(t)
