@@ -373,13 +373,17 @@ func (s *simulation) freeze(m *member, kind faultKind) {
 func (s *simulation) cut(a, b *member) {
 	// A short cut ends before its users time out at the owner.
 	lasts := s.between(200*time.Millisecond, time.Second)
-	if s.chance.IntN(2) == 0 && s.excuse(slices.Concat(s.crowd.at(a.name), s.crowd.at(b.name), s.straying())) {
+	isLong := s.chance.IntN(2) == 0 && s.excuse(slices.Concat(s.crowd.at(a.name), s.crowd.at(b.name), s.straying()))
+	if isLong {
 		lasts = s.between(time.Second, 15*time.Second) // longer than the owner waits for their heartbeats
 	}
 
 	// A gateway repeats a join within a second, so a second after the cut the owner knows all its users.
 	s.mu.Lock()
 	for _, m := range []*member{a, b} {
+		if isLong {
+			s.cutOff[m.name] = time.Now()
+		}
 		until := time.Now().Add(lasts + 1500*time.Millisecond)
 		if until.After(s.apart[m.name]) {
 			s.apart[m.name] = until

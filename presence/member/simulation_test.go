@@ -193,6 +193,8 @@ type simulation struct {
 	// apart says, by gateway, until when an owner may not know the gateway's users, because the link between the two is
 	// cut.
 	apart map[string]time.Time
+	// cutOff says, by gateway, when its link to an owner was last cut for so long that the owner forgets its users.
+	cutOff map[string]time.Time
 }
 
 // member is one process of the cluster, over all its lives.
@@ -233,7 +235,8 @@ func (m *member) serves(role string) bool {
 func newSimulation(seed uint64, replay bool) *simulation {
 	s := &simulation{
 		seed: seed, replay: replay, timeout: simTimeout, chance: chance(seed, "driver"), begun: time.Now(),
-		net: newNetwork(seed), pages: []string{"a", "b", "c"}, apart: map[string]time.Time{},
+		net: newNetwork(seed), pages: []string{"a", "b", "c"},
+		apart: map[string]time.Time{}, cutOff: map[string]time.Time{},
 	}
 
 	s.crowd = &crowd{s: s, floor: map[string]int{}, ceiling: map[string]map[string]struct{}{}}
@@ -336,6 +339,14 @@ func (s *simulation) isApart(gateway string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !time.Now().After(s.apart[gateway])
+}
+
+// wasCutOff reports whether since then an owner may have forgotten the gateway's users, because their link was cut.
+func (s *simulation) wasCutOff(gateway string, since time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return s.cutOff[gateway].After(since)
 }
 
 func (s *simulation) failed() bool {

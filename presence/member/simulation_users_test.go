@@ -267,7 +267,7 @@ type tab struct {
 	gone    bool // the tab was closed, or has vanished
 	link    *link
 	last    map[string]seenCount // the counts received on this connection
-	arrival map[string]bool      // pages joined on this connection, until their first count that is not stale
+	arrival map[string]time.Time // when pages were joined on this connection, until their first count that is not stale
 	unread  int64                // the number of notifications received on this connection
 	moved   chan struct{}        // has room for one: at or gone has changed
 	pause   time.Duration        // before it connects again
@@ -305,7 +305,7 @@ func (s *simulation) newTab(u *user, home string, watches []string, pages ...str
 	s.tabs++
 	t := &tab{
 		s: s, user: u, name: fmt.Sprintf("%s/%d", u.name, s.tabs), home: home, watches: watches,
-		want: map[string]bool{}, arrival: map[string]bool{}, moved: make(chan struct{}, 1),
+		want: map[string]bool{}, arrival: map[string]time.Time{}, moved: make(chan struct{}, 1),
 	}
 
 	t.chance = chance(s.seed, t.name)
@@ -353,7 +353,9 @@ func (t *tab) join(page string) {
 
 	defer t.mu.Unlock()
 	// Joining a page again brings no first count again.
-	t.arrival[page] = t.arrival[page] || !t.want[page]
+	if !t.want[page] {
+		t.arrival[page] = time.Now()
+	}
 	t.want[page] = true
 	t.say(`{"type":"join","page":"` + page + `"}`)
 }
@@ -491,12 +493,12 @@ func (t *tab) connect(gateway string) error {
 
 	t.link = l
 	t.last = map[string]seenCount{}
-	t.arrival = map[string]bool{}
+	t.arrival = map[string]time.Time{}
 	t.hasUnread = false
 
 	t.s.detail("%s is connected to %s", t.name, gateway)
 	for page := range t.want {
-		t.arrival[page] = true
+		t.arrival[page] = time.Now()
 		t.say(`{"type":"join","page":"` + page + `"}`)
 	}
 
@@ -618,14 +620,16 @@ func (t *tab) count(l *link, page string, users int64, version string, stale boo
 	t.mu.Lock()
 	old, known := t.last[page]
 	t.last[page] = seenCount{v, users, stale}
-	first := t.link == l && t.arrival[page] && !stale
+	arrived, arrives := t.arrival[page]
+	first := t.link == l && arrives && !stale
 	if first {
 		delete(t.arrival, page)
 	}
 	t.mu.Unlock()
 
-	// The join was stored before its count was sent, so the count includes the user.
-	if first && t.s.store.past.lacks(page, v, t.user.hash) {
+	// The join was stored before its count was sent, so the count includes the user, unless the owner has let the user
+	// time out since.
+	if first && !t.s.wasCutOff(t.gateway(), arrived) && t.s.store.past.lacks(page, v, t.user.hash) {
 		t.s.broken("own join",
 			"the first count of %s after a join of %s is %d, of version %s, which does not include the user",
 			page, t.name, users, v)
