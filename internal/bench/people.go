@@ -258,13 +258,11 @@ func (c *crowd) join(i int) error {
 		return fmt.Errorf("after %q: %w", status, err)
 	}
 
-	if err := c.stay(conn, r, expected, joined); err != nil {
-		return fmt.Errorf("after %q: %w", status, err)
-	}
-	return nil
+	return fmt.Errorf("after %q: %w", status, c.stay(conn, r, expected, joined))
 }
 
 // stay reads the frames of a person until the connection ends, and answers pings. It calls joined at the first count.
+// It returns why the connection ended.
 func (c *crowd) stay(conn net.Conn, r *bufio.Reader, expected int64, joined func()) error {
 	isRight := sync.OnceFunc(func() {
 		c.note(&c.lastRight)
