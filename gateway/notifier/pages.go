@@ -127,11 +127,6 @@ func (s *Sums) askedInVainLocked(p *page) {
 
 // knowsAuthors reports whether the own changes of every follow are complete up to a level, so that it can be applied.
 func (p *page) knowsAuthors(l unread.Level) bool {
-	// The first changes of a page have nobody's own changes before them.
-	if p.level.Incarnation == 0 && l.By == 0 {
-		return true
-	}
-
 	return l.Incarnation == p.level.Incarnation && l.By <= p.authors
 }
 

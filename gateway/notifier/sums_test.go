@@ -411,14 +411,15 @@ func (r *remembers) Want(presence.Topic) (presence.Update, bool) { return r.newe
 func (r *remembers) Unwant(presence.Topic)                       {}
 
 // The gateway still has the level of a page from before its store lost everything, because another user follows the
-// page or the hub knows the level. For a user who follows the page after the loss, the changes of before are not
-// unread.
+// page or the hub knows the level; or it receives that level late. For a user who follows the page after the loss, the
+// changes of before are not unread.
 func TestAFollowAfterALoss(t *testing.T) {
-	t.Run("of a page that others follow", func(t *testing.T) { aFollowAfterALoss(t, true) })
-	t.Run("of a page that the hub knows", func(t *testing.T) { aFollowAfterALoss(t, false) })
+	t.Run("of a page that others follow", func(t *testing.T) { aFollowAfterALoss(t, "others") })
+	t.Run("of a page that the hub knows", func(t *testing.T) { aFollowAfterALoss(t, "hub") })
+	t.Run("of a page whose level comes late", func(t *testing.T) { aFollowAfterALoss(t, "late") })
 }
 
-func aFollowAfterALoss(t *testing.T, followed bool) {
+func aFollowAfterALoss(t *testing.T, by string) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &struct{ unread.Store }{presencemem.New(presencemem.Config{})}
 		hub := &remembers{}
@@ -442,13 +443,16 @@ func aFollowAfterALoss(t *testing.T, followed bool) {
 
 		must(s.followService.Follow(t.Context(), early, "p"))
 		must(store.Change(t.Context(), "p", unread.Change{}))
-		if followed {
+		if by == "others" {
 			s.Enter(t.Context(), early)
 		}
 		s.Add(s.Enter(t.Context(), late), c)
 		levels, _, err := store.Levels(t.Context(), late, []string{"p"})
 		must(err)
-		hub.newest = levels[0].Update("p")
+		before := levels[0].Update("p")
+		if by != "late" {
+			hub.newest = before
+		}
 
 		time.Sleep(time.Second) // a store assigns incarnations by its clock
 		store.Store = presencemem.New(presencemem.Config{})
@@ -456,6 +460,8 @@ func aFollowAfterALoss(t *testing.T, followed bool) {
 		records, err := store.Records(t.Context(), []unread.User{late})
 		must(err)
 		s.Update(records[0].Update(late))
+		wants(0)
+		s.Update(before)
 		wants(0)
 
 		must(store.Change(t.Context(), "p", unread.Change{}))
