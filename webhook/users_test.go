@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -163,41 +162,29 @@ func TestUserReturnsWhileTheDepartureIsJudged(t *testing.T) {
 func TestADepartureHasTheTimeOfItsReport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "user:*=http://r.test/")
-		store := &suspendedStore{Store: w.store}
-		w.store = store
 		defer w.start()()
 
 		w.come(1, "ann")
 		time.Sleep(soon)
+		w.want("user.online ann")
+
+		var goesOn time.Time
+		w.crowd.set(func() {
+			w.asked = func() {
+				w.crowd.set(func() { w.asked = nil })
+				time.Sleep(settle)
+				goesOn = time.Now()
+			}
+		})
+
 		w.leave(1)
-		time.Sleep(settle - soon)
+		time.Sleep(2*settle + soon)
+		w.want("user.offline ann")
 
-		store.suspended.Store(true)
-		time.Sleep(settle + soon)
-		goesOn := time.Now()
-		store.suspended.Store(false)
-		time.Sleep(settle + soon)
-		w.want("user.offline ann", "user.online ann")
-
-		if last := w.all[len(w.all)-1]; last.Timestamp.Before(goesOn) {
+		if last := w.all[len(w.all)-1]; goesOn.IsZero() || last.Timestamp.Before(goesOn) {
 			t.Errorf("%s is of %s, and was reported after %s", last.Type, last.Timestamp, goesOn)
 		}
 	})
-}
-
-// suspendedStore stands still with the process that asks it.
-type suspendedStore struct {
-	webhook.Store
-	suspended atomic.Bool
-}
-
-// Report implements webhook.Store.
-func (s *suspendedStore) Report(ctx context.Context, changes []webhook.Change) ([]string, int, error) {
-	for s.suspended.Load() {
-		time.Sleep(time.Millisecond)
-	}
-
-	return s.Store.Report(ctx, changes)
 }
 
 // Changes noticed while the store or the owners are away are reported when they are back, once, and if they last.
