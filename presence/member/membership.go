@@ -31,8 +31,9 @@ const (
 	// factsSettling is how long a starting process has its lease before it takes part. By
 	// then all processes that waited for the same facts have their leases.
 	factsSettling = 2 * factsPoll
-	// nameWait is how long a process waits for its own former lease to end: when it was
-	// restarted, and when the store came back with older data, which may have that lease.
+	// nameWait is for how long the store must say that another run has this process's name before the process ends.
+	// Its own former lease ends earlier: after a restart, and when the store came back with older data, which may have
+	// that lease.
 	nameWait = leaseTTL + 2*time.Second
 	// clockTolerance is how far the clock of this machine may be from the store's without a line in the log.
 	clockTolerance = 5 * time.Second
@@ -52,6 +53,7 @@ const (
 type lease struct {
 	members            map[string]*sighting
 	renewed            time.Time // last renewal that succeeded
+	taken, stillTaken  time.Time // the first and the last of the answers that another run has the name; zero: none
 	missed             bool      // the last renewal failed
 	since              time.Time // the store has answered every call since then
 	leased             time.Time // first renewal that succeeded
@@ -77,8 +79,6 @@ type sighting struct {
 
 // membership renews the lease and follows the leases of the other processes, until ctx or the lease ends.
 func (m *Member) membership(ctx context.Context) error {
-	mine := time.Now() // the begin of this run, or the last renewal that succeeded
-
 	tick := time.NewTicker(renewEvery)
 	defer tick.Stop()
 
@@ -93,13 +93,10 @@ func (m *Member) membership(ctx context.Context) error {
 		err := m.renew(ctx)
 		if err == nil {
 			logged = false
-			mine = time.Now()
 		}
 
 		first := m.lease.renewed.IsZero()
-		// After a restart, or if the store came back with older data, this process's own former lease may have the
-		// name, until it expires. A name that stays taken belongs to another process.
-		lostName := errors.Is(err, presence.ErrNameTaken) && time.Since(mine) > nameWait
+		lostName := m.lease.nameLost(err, time.Now())
 		misfit := errors.Is(err, presence.ErrFacts) && first // a running process stays, whatever the facts
 
 		switch {
@@ -289,6 +286,25 @@ func (m *Member) reattach(now time.Time) {
 
 // late reports whether there is a gap between the last renewal and one at the given time.
 func (l *lease) late(now time.Time) bool { return l.missed || now.Sub(l.renewed) > 2*renewEvery }
+
+// nameLost takes the end of a renewal at now, and reports whether the name belongs to another process, since it stays
+// taken: this process's own former lease would have expired.
+func (l *lease) nameLost(err error, now time.Time) bool {
+	if err == nil {
+		l.taken, l.stillTaken = time.Time{}, time.Time{}
+	}
+	if !errors.Is(err, presence.ErrNameTaken) {
+		return false
+	}
+
+	// When this process or the store stood still, the last renewal of the former run may have arrived only now.
+	if now.Sub(l.stillTaken) > 2*renewEvery {
+		l.taken = now
+	}
+	l.stillTaken = now
+
+	return now.Sub(l.taken) > nameWait
+}
 
 // settles returns the time from which this process, which has its lease, takes part.
 func (l *lease) settles() time.Time {

@@ -158,6 +158,41 @@ func TestAFormerLeaseEndsNoProcess(t *testing.T) {
 	}
 }
 
+// TestAFormerLeaseArrivesLate: a process was started again and stands still before its first renewal, as everything on
+// its machine does. The last renewal of the former run reaches the store only then. The process runs on.
+func TestAFormerLeaseArrivesLate(t *testing.T) {
+	for moment := range moments(9) {
+		synctest.Test(t, func(t *testing.T) {
+			s := clusterOf(3)
+			defer s.end()
+			s.ready()
+
+			again := s.members[0]
+			former := presence.Process{
+				Name: again.name, Incarnation: again.process.self.Incarnation, Roles: again.roles,
+			}
+
+			s.leave(again)
+			<-again.left
+
+			s.start(again)
+			again.life.freeze()
+			time.Sleep(time.Second + time.Duration(moment)*renewEvery/2)
+			s.store.set(func() { s.store.leases[again.name] = simLease{former, time.Now().Add(leaseTTL)} })
+			again.life.thaw()
+
+			time.Sleep(simQuiet)
+			s.ready()
+			if !s.failed() {
+				s.check()
+			}
+			if s.failed() {
+				t.Errorf("moment %d: %s", moment, s.failure)
+			}
+		})
+	}
+}
+
 // TestAStartingProcessWaitsOutAnOutage: a node has just written its first lease when the store goes away. The store
 // comes back empty. The node could not watch the gateways meanwhile, so it does not take partitions as if there were
 // none.
