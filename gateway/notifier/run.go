@@ -133,6 +133,13 @@ func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 		return err
 	}
 
+	// The store has lost data since the question. A number of the old incarnation leaves out own changes of the new
+	// one, so they are asked for from the beginning.
+	if since > 0 && l.Incarnation != p.level.Incarnation {
+		s.levelLocked(p, l, math.MaxInt64)
+		return nil
+	}
+
 	// A follow that was read meanwhile may have brought a newer level.
 	if !p.level.Newer(l) {
 		s.applyLocked(p, l, owns)

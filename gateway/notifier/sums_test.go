@@ -472,6 +472,49 @@ func aFollowAfterALoss(t *testing.T, by string) {
 	})
 }
 
+// TestOwnChangesAfterALoss: a gateway asks for the authors of a change, and the store, which has lost data meanwhile,
+// answers with a level of another incarnation. The user's own changes in that one are not unread.
+func TestOwnChangesAfterALoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u := unread.User{1}
+		store := &struct{ unread.Store }{}
+		s := quiet(store)
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+
+		// begin makes a store in which the user follows a page, and has changed it.
+		begin := func(changes int) unread.Level {
+			store.Store = presencemem.New(presencemem.Config{})
+			must(s.followService.Follow(t.Context(), u, "p"))
+			for range changes {
+				must(store.Change(t.Context(), "p", unread.Change{By: &u}))
+			}
+			levels, _, err := store.Levels(t.Context(), u, []string{"p"})
+			must(err)
+
+			return levels[0]
+		}
+
+		level := begin(3)
+		c := &tab{}
+		s.Add(s.Enter(t.Context(), u), c)
+		level.All++
+		level.By++
+		s.Update(level.Update("p"))
+
+		time.Sleep(time.Second) // a store assigns incarnations by its clock
+		begin(2)
+		must(s.catchUp(t.Context()))
+		if !slices.Equal(c.received, []int64{0}) {
+			t.Errorf("the user received the numbers %d, want 0 once", c.received)
+		}
+	})
+}
+
 // tab is a connection.
 type tab struct{ received []int64 }
 
