@@ -20,7 +20,7 @@
 //     the whole bucket by pages (counters).
 //   - The peer does not answer: nothing is sent until a greeting succeeds, at most half a second after it can be
 //     reached. The bound of a round is halved, down to 256 items.
-//   - The peer is refused: nothing is sent, and it is greeted again each Config.CompareEvery.
+//   - The peer is refused: nothing is sent, and it is greeted again after half a second at most.
 //   - The peer cannot accept a bucket: the other buckets are sent, and this one is tried again after 200 ms.
 //   - This process loses a bucket: the bucket's entry is dropped. It gets a bucket: the position is read from the peer.
 //
@@ -48,8 +48,8 @@ const (
 	minItems   = 256                    // least bound of the items in a round
 )
 
-// ErrRefused is the error of a Protocol's Greet when the peer must not be sent anything. The next greeting follows
-// after Config.CompareEvery.
+// ErrRefused is the error of a Protocol's Greet when the peer must not be sent anything. That may end at any moment: a
+// peer whose store was emptied is refused until it has written its name again.
 var ErrRefused = errors.New("the peer is refused")
 
 // At is a bucket and the peer's position in its log.
@@ -238,9 +238,8 @@ func (l *Link[P]) greet(ctx context.Context) {
 			pause = outage.Jitter(retryAfter)
 		}
 
-		if errors.Is(err, ErrRefused) {
-			pause = l.cfg.CompareEvery
-		} else if err != nil {
+		isFailure := err != nil && !errors.Is(err, ErrRefused)
+		if isFailure {
 			l.protocol.Failed(err)
 		}
 

@@ -68,5 +68,5 @@
 // A greeting also compares the region's name, the number of partitions and
 // buckets, the seed of the hash and the format with the facts of the peer's
 // cluster. A region has an identity in its Redis. If another identity used the
-// same name within the last 3 s, the region is refused and tries again every 2 s.
+// same name within the last 3 s, the region is refused and tries again twice a second.
 package region

@@ -446,14 +446,14 @@ func TestARefusedPeerIsTriedAgain(t *testing.T) {
 	s, eu := &store{log: 1, end: 3}, &remote{hello: pncounter.ErrRefused}
 	with(t, s, 0, map[string]*remote{"eu": eu}, func(r *Replicator) {
 		time.Sleep(time.Minute)
-		if eu.cursor() != 0 || eu.greets < 20 || eu.greets > 80 {
+		if eu.cursor() != 0 || eu.greets < 100 || eu.greets > 250 {
 			t.Errorf("after a minute the peer has position %d, and %d greetings", eu.cursor(), eu.greets)
 		}
 
 		eu.mu.Lock()
 		eu.hello = nil
 		eu.mu.Unlock()
-		time.Sleep(4 * time.Second)
+		time.Sleep(time.Second)
 		if n := eu.cursor(); n != 3 {
 			t.Errorf("the peer is valid again, and has position %d", n)
 		}
