@@ -298,10 +298,13 @@ func (h *handle) Claim(
 			h.owners[writeRight{c.Partition, c.Epoch}] = h.l
 		}
 
+		isGranted := func(c presence.Claim) bool { return c.Epoch > 0 }
+		if slices.ContainsFunc(claims, isGranted) {
+			h.unread.claimed(h.generation)
+		}
 		// The repair of a loss gives pages without data an incarnation above all earlier ones.
 		if again && h.void == 0 {
 			h.void = uint64(time.Now().UnixMilli())
-			h.unread.restored = false
 		}
 
 		return err

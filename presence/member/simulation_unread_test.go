@@ -420,6 +420,7 @@ type unreadData struct {
 	log      []unreadWrite
 	before   map[string]int64 // by page: unread.Level.Before
 	restored bool             // came back older and not claimed again yet, so lost versions could be given again
+	void     uint64           // incarnation of what was never written
 	closed   bool             // it accepts nothing, because it is about to be lost
 }
 
@@ -439,6 +440,7 @@ func (s *sharedStore) restoreUnread(until time.Time) {
 	d.log = slices.DeleteFunc(d.log, func(w unreadWrite) bool { return w.at.After(until) })
 	d.before = map[string]int64{}
 	d.restored = len(d.log) > 0
+	d.void = 0
 
 	ctx := context.Background()
 	for _, w := range d.log {
@@ -483,11 +485,20 @@ func (h *handle) readUnread(ctx context.Context, read func() error) error {
 	})
 }
 
+// claimed handles a claim. The first one of another generation gives all data incarnations above those before the loss,
+// whether or not its process repairs a loss: the one that could may be dead.
+func (d *unreadData) claimed(generation uint64) {
+	if generation > 0 && d.void == 0 {
+		d.void = uint64(time.Now().UnixMilli())
+		d.restored = false
+	}
+}
+
 // patchLevel gives a level what an inner store that was emptied lacks.
 func (h *handle) patchLevel(page string, l *unread.Level) {
 	l.Before = h.unread.before[page]
 	if l.Incarnation == 0 {
-		l.Incarnation = h.void
+		l.Incarnation = h.unread.void
 	}
 }
 
