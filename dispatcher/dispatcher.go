@@ -334,6 +334,12 @@ func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket
 
 // publish passes updates to the parts of this process that need all of them.
 func (d *Dispatcher) publish(bucket int, updates []presence.Update) {
+	// The process may have stood still while the bucket was read, or this waited for its turn. Watchers could not tell
+	// old updates from new ones, and resumed has all buckets be read anew.
+	if d.still.Ended() {
+		return
+	}
+
 	d.top.update(bucket, updates)
 
 	for _, w := range d.cfg.Watchers {

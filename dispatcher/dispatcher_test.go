@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -459,6 +460,76 @@ func TestNothingIsSentFromBeforeAStandstill(t *testing.T) {
 
 		set("p", 6)
 		r.want(t, "a", "p", 6)
+	})
+}
+
+// standing is a store with which the process stands still after it has read updates.
+type standing struct {
+	*presencemem.Store
+	stand atomic.Pointer[func()] // nil: the process does not stand still
+}
+
+func (s *standing) Updates(ctx context.Context, topics []presence.Topic) ([]presence.Update, error) {
+	updates, err := s.Store.Updates(ctx, topics)
+	if stand := s.stand.Swap(nil); stand != nil {
+		(*stand)()
+	}
+
+	return updates, err
+}
+
+// watcher is a Watcher that keeps the counts that it has received.
+type watcher struct {
+	mu     sync.Mutex
+	counts []int64
+}
+
+func (*watcher) Serve([]int) {}
+func (*watcher) Lost()       {}
+
+func (w *watcher) Received(updates []presence.Update) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, u := range updates {
+		c, _ := presence.CountOf(u)
+		w.counts = append(w.counts, c.Users)
+	}
+}
+
+// A process stands still while it reads a bucket. Watchers do not receive what was read before: they could not tell it
+// from what is true.
+func TestWatchersReceiveNothingFromBeforeAStandstill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &standing{Store: presencemem.New(presencemem.Config{})}
+		var stood atomic.Int64
+		elapsed := func() time.Duration { return time.Duration(time.Now().UnixNano() + stood.Load()) }
+		w := &watcher{}
+		_, d, set := run(t, s, func(c *Config) {
+			c.Elapsed = elapsed
+			c.Watchers = []Watcher{w}
+		})
+
+		attach(t, s.Store, "a", "p")
+		set("p", 3)
+		d.Own(nil)
+		time.Sleep(time.Second)
+
+		stand := func() {
+			stood.Add(int64(10 * time.Second))
+			set("p", 5)
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.counts = nil
+		}
+		s.stand.Store(&stand)
+		d.Own([]int{presence.Bucket("p", presence.DefaultBuckets)})
+		time.Sleep(time.Second)
+
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if slices.Contains(w.counts, 3) || !slices.Contains(w.counts, 5) {
+			t.Errorf("after the standstill the watcher received %v, want only 5", w.counts)
+		}
 	})
 }
 
