@@ -183,23 +183,17 @@ func (c *counters) round(ctx context.Context, changed map[string]counter.Counter
 	}
 
 	rises, low := c.judge(changed)
-	due := c.due(now)
-	asked := slices.Concat(rises, due)
+	due, late := c.due(now)
+	rises = append(rises, late...)
 
-	// States before values: if another process reports a counter after that, the change below is refused.
-	if err := c.readStates(ctx, asked); err != nil {
-		return err
-	}
-	values, err := c.values(ctx, asked)
-	if err != nil {
-		return err
-	}
-
-	changes, unsure := c.compare(asked, values, now)
-	if len(changes) > 0 {
-		if _, err := c.service.report(ctx, changes); err != nil {
+	var unsure []subject
+	// Each chunk is reported at once: what was read long ago is not.
+	for asked := range slices.Chunk(slices.Concat(rises, due), counter.MaxKeys) {
+		some, err := c.settle(ctx, asked)
+		if err != nil {
 			return err
 		}
+		unsure = append(unsure, some...)
 	}
 
 	// Not before the changes are made: after a failure these are looked at again.
@@ -213,6 +207,25 @@ func (c *counters) round(ctx context.Context, changed map[string]counter.Counter
 	c.lookLater(unsure, low, now.Add(c.service.cfg.Settle))
 
 	return nil
+}
+
+// settle answers up to counter.MaxKeys questions, and reports what they change. It returns the counters of which it is
+// not sure.
+func (c *counters) settle(ctx context.Context, asked []question) (unsure []subject, err error) {
+	seen := time.Now()
+	// States before values: if another process reports a counter after that, the change below is refused.
+	if err := c.readStates(ctx, asked); err != nil {
+		return nil, err
+	}
+	values, err := c.values(ctx, asked)
+	if err != nil {
+		return nil, err
+	}
+
+	changes, unsure := c.compare(asked, values, seen)
+	_, err = c.service.report(ctx, seen, changes)
+
+	return unsure, err
 }
 
 // judge returns questions about the counters that are over their thresholds, and those that are not.
@@ -282,15 +295,21 @@ func (c *counters) lookAt(s subject, l look) {
 	}
 }
 
-// due returns questions about the counters to look at now.
-func (c *counters) due(now time.Time) (asked []question) {
+// due returns questions about the counters to look at now. late are those that should have been looked at before: the
+// process stood still, or did not reach the store. Such a counter may have been over its threshold since it fell, so
+// that its fall has to settle once more.
+func (c *counters) due(now time.Time) (due, late []question) {
 	for s, l := range c.looks {
-		if !l.at.After(now) {
-			asked = append(asked, question{subject: s, mayRise: l.mayRise, mayFall: true})
+		switch {
+		case l.at.After(now):
+		case c.service.isLate(l.at, now):
+			late = append(late, question{subject: s, mayRise: l.mayRise})
+		default:
+			due = append(due, question{subject: s, mayRise: l.mayRise, mayFall: true})
 		}
 	}
 
-	return asked
+	return due, late
 }
 
 // readStates reads the reported states.
@@ -312,7 +331,8 @@ func (c *counters) readStates(ctx context.Context, asked []question) error {
 	return nil
 }
 
-// values reads the counters whose values are needed. It leaves out those that cannot be read now.
+// values reads the counters whose values are needed by up to counter.MaxKeys questions. It leaves out those that cannot
+// be read now.
 func (c *counters) values(ctx context.Context, asked []question) (map[string]counter.Counter, error) {
 	var names []string
 	for i := range asked {
@@ -320,19 +340,22 @@ func (c *counters) values(ctx context.Context, asked []question) (map[string]cou
 			names = append(names, asked[i].name)
 		}
 	}
+	if len(names) == 0 {
+		return nil, nil
+	}
+
 	slices.Sort(names)
+	names = slices.Compact(names)
+	// The lag is 0, because a value from memory may be older than the rise over the threshold that was reported.
+	readings, err := c.service.cfg.Counters.Read(ctx, names, "", 0)
+	if err != nil {
+		return nil, err
+	}
 
 	values := map[string]counter.Counter{}
-	for chunk := range slices.Chunk(slices.Compact(names), counter.MaxKeys) {
-		// The lag is 0, because a value from memory may be older than the rise over the threshold that was reported.
-		readings, err := c.service.cfg.Counters.Read(ctx, chunk, "", 0)
-		if err != nil {
-			return nil, err
-		}
-		for i := range readings {
-			if !readings[i].Away {
-				values[chunk[i]] = readings[i].Counter
-			}
+	for i := range readings {
+		if !readings[i].Away {
+			values[names[i]] = readings[i].Counter
 		}
 	}
 
@@ -358,7 +381,7 @@ func (c *counters) compare(
 		case isOver == (q.reported != ""):
 			continue
 		case isOver:
-			changes = append(changes, over(q.hook, one, now))
+			changes = append(changes, over(q.hook, one))
 		// It was over then, so it has not been below for Settle. Clocks differ, and are set.
 		case sinceReport.Abs() < c.service.cfg.Settle:
 		default:
@@ -372,7 +395,7 @@ func (c *counters) compare(
 }
 
 // over returns the change that reports a counter as over the threshold.
-func over(h *Hook, c counter.Counter, now time.Time) Change {
+func over(h *Hook, c counter.Counter) Change {
 	e := newEvent(CounterOver, c.Key)
 	e.Counter = presence.KeyOf(c.Key)
 	e.Value = &c.Value
@@ -381,7 +404,8 @@ func over(h *Hook, c counter.Counter, now time.Time) Change {
 
 	// Was is empty, so the store refuses it for a counter that is reported as over already.
 	return Change{
-		Hook: h.ID, Subject: c.Key, Is: strconv.FormatInt(now.UnixMilli(), 10), Event: e.encode(), kind: CounterOver,
+		Hook: h.ID, Subject: c.Key, Is: strconv.FormatInt(e.Timestamp.UnixMilli(), 10), Event: e.encode(),
+		kind: CounterOver,
 	}
 }
 

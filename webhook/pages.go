@@ -3,8 +3,8 @@ package webhook
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,6 +41,7 @@ type pages struct {
 
 	mu         sync.Mutex                // guards the fields up to the blank line
 	changed    map[string]presence.Count // newest counts by page, for the next round; at most maxPages
+	since      time.Time                 // when the first of changed came
 	served     map[int]bool              // buckets
 	reload     bool                      // served has changed, or updates may have been missed
 	newBuckets bool                      // served has new buckets
@@ -61,11 +62,12 @@ type subject struct {
 
 // state is the state of a subject.
 type state struct {
-	reported   string    // the state last reported, see Change.Is
-	belowSince time.Time // since when the count is lower than the reported state; zero: it is not
-	peak       int64     // a new peak that is not reported yet; 0: none
-	peakDay    string    // the day of peak
-	dueAt      time.Time // when to read the count and judge it again; zero: at the next change
+	reported   string           // the state last reported, see Change.Is
+	belowSince time.Time        // since when the count is lower than the reported state; zero: it is not
+	below      presence.Version // of the count at belowSince
+	peak       int64            // a new peak that is not reported yet; 0: none
+	peakDay    string           // the day of peak
+	dueAt      time.Time        // when to read the count and judge it again; zero: at the next change
 }
 
 func newPages(s *Service, hooks []*Hook) *pages {
@@ -129,6 +131,9 @@ func (p *pages) queueLocked(u presence.Update) bool {
 		return false
 	}
 
+	if len(p.changed) == 0 {
+		p.since = time.Now()
+	}
 	p.changed[name] = c
 
 	return true
@@ -148,21 +153,26 @@ func (p *pages) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		work := p.take()
 		now := time.Now()
-		if work.reload || failed {
-			err := p.load(ctx, work.served, now)
+		reloads := work.reload || failed
+		scans := !p.nextScan.IsZero() && !now.Before(p.nextScan)
+		// Before a scan once more: the process that served a bucket before may still have reported a page.
+		if reloads || scans {
+			err := p.load(ctx, work.served, now, reloads)
 			p.store.note(ctx, p.service.cfg.Log, err)
 			failed = err != nil
+		}
+		if reloads {
 			p.scheduleScan(now)
 		}
-		if !p.nextScan.IsZero() && !now.Before(p.nextScan) {
+		if scans {
 			p.scan(ctx, work.served, now)
 		}
 
 		p.startDay(now)
 		r := round{pages: p, now: now}
 		r.judgeEach(work)
+		r.report(ctx, work.since)
 		p.readDue(ctx, &r)
-		r.report(ctx)
 
 		// Meanwhile counts of busy pages replace each other.
 		if !outage.Sleep(ctx, roundEvery) {
@@ -175,6 +185,7 @@ func (p *pages) run(ctx context.Context) {
 // work is the input of a round.
 type work struct {
 	changed map[string]presence.Count
+	since   time.Time // when the first of changed came
 	served  map[int]bool
 	reload  bool
 }
@@ -184,7 +195,7 @@ func (p *pages) take() work {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	w := work{changed: p.changed, served: p.served, reload: p.reload}
+	w := work{changed: p.changed, since: p.since, served: p.served, reload: p.reload}
 	// A bucket that is new here has pages that no scan of this process has seen, so the next one need not wait.
 	if p.newBuckets {
 		p.lastScan = time.Time{}
@@ -248,9 +259,9 @@ func (p *pages) next(failed bool) time.Duration {
 	return max(wait, 0)
 }
 
-// load reads the reported states of the pages in the served buckets, and makes these pages due. It forgets
-// the pages of other buckets.
-func (p *pages) load(ctx context.Context, served map[int]bool, now time.Time) error {
+// load reads the reported states of the pages in the served buckets. It makes those pages due whose state has changed,
+// or all of them, because their counts may have changed unnoticed. It forgets the pages of other buckets.
+func (p *pages) load(ctx context.Context, served map[int]bool, now time.Time, all bool) error {
 	known := map[subject]*state{}
 	for _, h := range p.hooks {
 		last, err := p.service.cfg.Store.Reported(ctx, h.ID)
@@ -265,29 +276,35 @@ func (p *pages) load(ctx context.Context, served map[int]bool, now time.Time) er
 			s := subject{h, name}
 			// What this process knows besides stays: since when a count is low, and a new peak.
 			known[s] = cmp.Or(p.known[s], &state{})
-			known[s].isReported(what, now)
+			known[s].isReported(what, now, all)
 		}
 	}
 
 	for s, t := range p.known { // not reported yet, or reported and lost by the store
 		if known[s] == nil && serves(served, s.name) {
 			known[s] = t
-			t.isReported("", now)
+			t.isReported("", now, all)
 		}
 	}
 
 	p.known = known
-	// Every one of them, because its count may have changed unnoticed.
-	p.due = maps.Clone(known)
+	p.due = map[subject]*state{}
+	for s, t := range known {
+		if !t.dueAt.IsZero() {
+			p.due[s] = t
+		}
+	}
 
 	return nil
 }
 
-// isReported records the reported state that the store returned for a subject, against which the subject is judged
-// again.
-func (t *state) isReported(what string, now time.Time) {
+// isReported records the reported state that the store returned for a subject. If it has changed, or anyway, the
+// subject is judged against it again.
+func (t *state) isReported(what string, now time.Time, anyway bool) {
+	if anyway || t.reported != what {
+		t.dueAt = now
+	}
 	t.reported = what
-	t.dueAt = now
 }
 
 // most is how many subjects may have a state.
@@ -341,7 +358,7 @@ func (p *pages) stateOf(s subject) *state {
 	}
 }
 
-// readDue reads the counts of the subjects that are due, and judges them.
+// readDue reads the counts of the subjects that are due, judges them, and reports their changes.
 func (p *pages) readDue(ctx context.Context, r *round) {
 	of := map[string][]subject{}
 	var names []string
@@ -356,6 +373,7 @@ func (p *pages) readDue(ctx context.Context, r *round) {
 	}
 
 	for chunk := range slices.Chunk(names, readBatch) {
+		seen := time.Now()
 		counts, err := p.service.cfg.Pages.Counts(ctx, chunk)
 		for i, name := range chunk {
 			for _, s := range of[name] {
@@ -367,6 +385,9 @@ func (p *pages) readDue(ctx context.Context, r *round) {
 				r.judge(s, counts[i], true)
 			}
 		}
+
+		// Each chunk at once: what was read long ago is not reported.
+		r.report(ctx, seen)
 	}
 }
 
@@ -454,9 +475,11 @@ func (r *round) judgeCount(s subject, t *state, c presence.Count) {
 	// A publication may be older than the count that was read for the last event.
 	isOld := c.Version.Compare(last.version) < 0
 	changed := c.Users != last.users && !isOld
+	// Clocks differ, and are set: the last event may have a time that is far ahead.
+	isRecent := r.now.Sub(last.at).Abs() < s.hook.every
 	// Nobody need know any more when the last event was, so the state can go when the interval is over.
 	empty := t.reported != "" && last.users == 0 && !changed
-	waits := (changed || empty) && r.now.Before(next)
+	waits := (changed || empty) && isRecent
 	switch {
 	case waits:
 		r.pages.set(s, t, next)
@@ -498,8 +521,9 @@ func parseReportedCount(state string) (last reportedCount) {
 // judgeFall reports a count as low when it has been so for Settle. A received count may be older than the store's, so
 // only a count that was just read decides.
 func (r *round) judgeFall(s subject, t *state, c presence.Count, read bool) {
-	if t.belowSince.IsZero() {
+	if t.belowSince.IsZero() || r.mayHaveRisen(s, t, c) {
 		t.belowSince = r.now
+		t.below = c.Version
 	}
 
 	settled := t.belowSince.Add(r.pages.service.cfg.Settle)
@@ -509,6 +533,16 @@ func (r *round) judgeFall(s subject, t *state, c presence.Count, read bool) {
 	}
 
 	r.pages.set(s, t, settled)
+}
+
+// mayHaveRisen reports whether a count that is low may have been high, unnoticed, since it was noticed to be low.
+func (r *round) mayHaveRisen(s subject, t *state, c presence.Count) bool {
+	// Whoever was on the page has changed the version of its count.
+	if s.hook.condition == occupation {
+		return c.Version != t.below
+	}
+
+	return r.pages.service.isLate(t.belowSince.Add(r.pages.service.cfg.Settle), r.now)
 }
 
 // judgePeak keeps a new peak for Settle, while it may rise further, and then reports it.
@@ -603,17 +637,19 @@ func (h *Hook) event(is string) string {
 	return map[condition]string{occupation: Occupied, threshold: Over, peak: Peak, everyCount: Count}[h.condition]
 }
 
-// report reports the collected changes. Subjects whose change could not be reported stay due.
-func (r *round) report(ctx context.Context) {
+// report reports the collected changes, which were judged by counts of the time seen. Subjects whose change could not
+// be reported stay due, so that their counts are read.
+func (r *round) report(ctx context.Context, seen time.Time) {
 	if len(r.changes) == 0 {
 		return
 	}
 
 	p := r.pages
-	now, err := p.service.report(ctx, r.changes)
+	now, err := p.service.report(ctx, seen, r.changes)
 	p.store.note(ctx, p.service.cfg.Log, err)
-	if err != nil {
-		p.lost() // the store may have made some of the changes
+	// The store may have made some of the changes. But if they were late, it has not been asked.
+	if err != nil && !errors.Is(err, errLate) {
+		p.lost()
 	}
 
 	for i, last := range now {
@@ -630,6 +666,9 @@ func (r *round) report(ctx context.Context) {
 		t.peakDay = ""
 		p.set(s, t, r.after(s, last))
 	}
+
+	r.subjects = nil
+	r.changes = nil
 }
 
 // after returns when a subject is judged again whose state was reported; zero: at its next change.

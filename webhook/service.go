@@ -170,9 +170,31 @@ func (s *Service) Departed(u presence.User) {
 	}
 }
 
-// report makes changes, and returns the reported states after them. With an error it returns the states of the
-// first changes only.
-func (s *Service) report(ctx context.Context, changes []Change) ([]string, error) {
+// errLate means that what changes were judged by is too old, see Service.isLate.
+var errLate = errors.New("the process stood still, or the store is slow")
+
+// leastLate is the least time after which something is late: twice that between two rounds that judge users.
+const leastLate = 2 * usersEvery
+
+// isLate reports whether something of the time at comes so late that it is judged anew: the process may have stood
+// still meanwhile. Others need Settle to report a rise and a fall, after which the state is what it was at that time.
+func (s *Service) isLate(at, now time.Time) bool {
+	limit := max(s.cfg.Settle/2, leastLate)
+	// The wall clock, too: the other one may stop while the machine sleeps.
+	return now.Sub(at) > limit || now.Round(0).Sub(at.Round(0)) > limit
+}
+
+// report makes changes that were judged by what was known at the time seen, and returns the reported states after them.
+// With an error it returns the states of the first changes only. Of changes that are late it makes none: the store
+// would accept them even if others have reported a rise and a fall since.
+func (s *Service) report(ctx context.Context, seen time.Time, changes []Change) ([]string, error) {
+	if len(changes) == 0 {
+		return nil, nil
+	}
+	if s.isLate(seen, time.Now()) {
+		return nil, errLate
+	}
+
 	reported, dropped, err := report(ctx, s.cfg.Store, changes)
 
 	for i, now := range reported {
@@ -201,6 +223,11 @@ func (s *Service) report(ctx context.Context, changes []Change) ([]string, error
 type failing struct{ is bool }
 
 func (f *failing) note(ctx context.Context, log zerolog.Logger, err error) {
+	// The process itself was late.
+	if errors.Is(err, errLate) {
+		return
+	}
+
 	// The end of the process is no failure of the store.
 	ends := ctx.Err() != nil || errors.Is(err, context.Canceled)
 	if err != nil && !f.is && !ends {

@@ -149,19 +149,35 @@ type house struct {
 	counts  map[string]presence.Count
 	version uint64
 	err     error
+	wasRead func() // called once, between the reading of an answer and its return; nil: nothing is
 }
 
 func (h *house) Counts(_ context.Context, pages []string) ([]presence.Count, error) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-
 	all := make([]presence.Count, len(pages))
 	for i, page := range pages {
 		all[i] = h.counts[page]
 		all[i].Page = page
 	}
 
-	return all, h.err
+	wasRead, err := h.wasRead, h.err
+	h.wasRead = nil
+	h.mu.Unlock()
+
+	if wasRead != nil {
+		wasRead()
+	}
+
+	return all, err
+}
+
+// standAfterReading makes the process that reads counts next stand still between the answer and its use. Meanwhile
+// others do something.
+func (h *house) standAfterReading(others func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+
+	h.wasRead = others
 }
 
 func (h *house) Pages(_ context.Context, fn func(pages []string)) error {
@@ -226,16 +242,20 @@ func (w *world) start() (stop func()) {
 	})
 	w.service = s
 
-	var all []int
-	for b := range presence.DefaultBuckets {
-		all = append(all, b)
-	}
 	ctx, cancel := context.WithCancel(w.t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); s.Run(ctx) }() // ends with stop
-	s.Serve(all)
+	s.Serve(allBuckets())
 
 	return func() { cancel(); <-done }
+}
+
+func allBuckets() (buckets []int) {
+	for b := range presence.DefaultBuckets {
+		buckets = append(buckets, b)
+	}
+
+	return buckets
 }
 
 // set sets a count, and waits until events that are due at once have been sent.
@@ -405,6 +425,25 @@ func TestEveryCount(t *testing.T) {
 		if reported, err := w.store.Reported(t.Context(), w.hooks[0].ID); err != nil || len(reported) != 0 {
 			t.Errorf("empty pages are still remembered: %v, %v", reported, err)
 		}
+	})
+}
+
+// The process that reported the last count had a clock that was ahead. Later counts do not wait for that time.
+func TestACountDoesNotWaitForAnotherClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "count:*@5s=http://r.test/")
+		ahead := fmt.Sprint("1 1-1 ", time.Now().Add(time.Hour).UnixMilli())
+		change := webhook.Change{Hook: w.hooks[0].ID, Subject: "p", Is: ahead}
+		if _, _, err := w.store.Report(t.Context(), []webhook.Change{change}); err != nil {
+			t.Fatal(err)
+		}
+		w.put("p", 1, false)
+		defer w.start()()
+		time.Sleep(soon)
+
+		w.set("p", 2)
+		time.Sleep(2 * settle)
+		w.want("page.count p 2")
 	})
 }
 

@@ -126,6 +126,11 @@ func (u *users) takeDue(now time.Time) map[presence.User]string {
 		if !came && v.departed.After(now) {
 			continue
 		}
+		// The process stood still. A user who came back meanwhile may just be between two pages.
+		if !came && u.service.isLate(v.departed, now) {
+			u.waiting[user] = visit{departed: now.Add(u.service.cfg.Settle)}
+			continue
+		}
 
 		names[user] = v.name
 		delete(u.waiting, user)
@@ -140,6 +145,7 @@ func (u *users) takeDue(now time.Time) map[presence.User]string {
 
 // judge compares users with their reported states and reports the differences. names has the names of those that came.
 func (u *users) judge(ctx context.Context, some []presence.User, names map[presence.User]string) error {
+	seen := time.Now()
 	changes := u.questions(some, names)
 	// Read the states before asking the owner: if a user arrives after the owner's answer, the arrival replaces the
 	// state, and the change below is refused.
@@ -171,7 +177,7 @@ func (u *users) judge(ctx context.Context, some []presence.User, names map[prese
 	}
 
 	changes = slices.DeleteFunc(changes, func(c Change) bool { return c.Was == c.Is })
-	reported, err := u.service.report(ctx, changes)
+	reported, err := u.service.report(ctx, seen, changes)
 	for i, last := range reported {
 		// These users are judged again, against the state of the other process.
 		if err == nil && last != changes[i].Is {

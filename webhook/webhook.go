@@ -35,6 +35,11 @@
 // once, unless one of the page was less than the hook's interval ago: then the page is due at the end of it,
 // and its newest count is read. That includes the return to 0.
 //
+// A process may stand still between any two steps, and another one go on in its place. So a change is
+// reported only if what it was judged by was received or read a short time ago, see Service.isLate; otherwise
+// that is read again. And a fall that was due long ago has to last for Settle once more: what was
+// low then, and is low now, may have been high in between.
+//
 // # From an event to a receiver
 //
 // One process at a time sends the outbox of a hook: the dispatcher that owns the hook's bucket. Its
