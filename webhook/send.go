@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -241,22 +242,20 @@ type message struct {
 }
 
 func newMessage(events []string) (m message, err error) {
-	var first, last Event
-	err = errors.Join(
-		json.Unmarshal([]byte(events[0]), &first),
-		json.Unmarshal([]byte(events[len(events)-1]), &last),
-	)
-	if err != nil {
+	var last Event
+	if err := json.Unmarshal([]byte(events[len(events)-1]), &last); err != nil {
 		return m, err
 	}
-
-	// A frozen batch has the same first event in every process, so the message has the same id.
-	m.id = "msg_" + strings.TrimPrefix(first.ID, "evt_")
 
 	b := append([]byte(`{"type":"events","timestamp":"`), last.Timestamp.Format(time.RFC3339Nano)...)
 	b = append(b, `","data":{"events":[`...)
 	b = append(b, strings.Join(events, ",")...)
 	m.body = append(b, `]}}`...)
+
+	// A frozen batch has the same body in every process, so the message has the same id. Another batch has another one,
+	// also if its first event is the same: a store that comes back older may have forgotten how long a batch was.
+	sum := sha256.Sum256(m.body)
+	m.id = "msg_" + hex.EncodeToString(sum[:16])
 
 	return m, nil
 }

@@ -566,6 +566,72 @@ func TestLostAnswers(t *testing.T) {
 	})
 }
 
+// recordingStore remembers the changes that it has made, and can be replaced by a replica.
+type recordingStore struct {
+	mu sync.Mutex
+	webhook.Store
+	made []webhook.Change
+}
+
+func (r *recordingStore) now() webhook.Store {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	return r.Store
+}
+
+func (r *recordingStore) Report(ctx context.Context, changes []webhook.Change) ([]string, int, error) {
+	r.mu.Lock()
+	r.made = append(r.made, changes...)
+	r.mu.Unlock()
+
+	return r.now().Report(ctx, changes)
+}
+
+func (r *recordingStore) Take(ctx context.Context, hook string) ([]string, int, error) {
+	return r.now().Take(ctx, hook)
+}
+
+func (r *recordingStore) Acknowledge(ctx context.Context, hook, first string, n int) error {
+	return r.now().Acknowledge(ctx, hook, first, n)
+}
+
+// failOver replaces the store by one that has all changes, but does not know which events were sent.
+func (r *recordingStore) failOver(t *testing.T, replica webhook.Store) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	if _, _, err := replica.Report(t.Context(), r.made); err != nil {
+		t.Fatal(err)
+	}
+	r.Store = replica
+}
+
+// A replica takes over that does not know the batch under way. What is sent then has further events, so it is another
+// message: a receiver drops what has an id that it knows.
+func TestAnotherBatchIsAnotherMessage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "page:*=http://r.test/")
+		replica := newWorld(t, "page:*=http://r.test/").store
+		s := &recordingStore{Store: w.store}
+		w.store = s
+		w.answers(503)
+		defer w.start()()
+
+		w.set("p", 1)
+		s.failOver(t, replica)
+		w.set("q", 1)
+		time.Sleep(soon)
+		w.answers(204)
+		time.Sleep(time.Minute)
+		w.want("page.occupied p 1", "page.occupied q 1")
+		if messages, _ := w.tried(); messages != 2 {
+			t.Errorf("two batches were sent as %d messages", messages)
+		}
+	})
+}
+
 // Events of a process that was away for days are tried once before they are dropped.
 func TestOldEventsAreTried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -45,7 +45,7 @@
 // One process at a time sends the outbox of a hook: the dispatcher that owns the hook's bucket. Its
 // sender takes the oldest events as a batch. The store freezes the batch: until it is acknowledged,
 // every Take returns the same events, in every process. So a batch that is sent again, even by
-// another process, has the same webhook-id and the same body.
+// another process, has the same webhook-id, a hash of the body, and the same body.
 //
 // Messages have the form of "Standard Webhooks": an id, a time, and an HMAC-SHA256 over both and the
 // body.
