@@ -71,6 +71,13 @@ func setCollection(h *head) string {
 
 func (s set) shards() uint64 { return max(s.h.shards, 1) }
 
+// rowOf returns the name of the row that has a hash if the set does.
+func (h *head) rowOf(hash []byte) rows.Name {
+	s := set{h: h}
+
+	return s.row(shardOf(hash, s.shards()))
+}
+
 // findHash returns the offset of a hash in a row, or -1.
 func findHash(row []byte, hash []byte) int {
 	for at := 0; at+hashSize <= len(row); at += hashSize {
@@ -86,7 +93,7 @@ func findHash(row []byte, hash []byte) int {
 func (d *draft) Join(key, member string) bool {
 	s := d.set(key)
 	hash := hashOf(member)
-	name := s.row(shardOf(hash[:], s.shards()))
+	name := s.h.rowOf(hash[:])
 	if findHash(d.get(name), hash[:]) >= 0 {
 		return false
 	}
@@ -105,7 +112,7 @@ func (d *draft) Join(key, member string) bool {
 func (d *draft) Leave(key, member string) bool {
 	s := d.set(key)
 	hash := hashOf(member)
-	name := s.row(shardOf(hash[:], s.shards()))
+	name := s.h.rowOf(hash[:])
 	at := findHash(d.get(name), hash[:])
 	if at < 0 {
 		return false

@@ -141,27 +141,61 @@ func (r *Reader) Read(ctx context.Context, keys []string, member string, _ time.
 func (r *Reader) findMember(ctx context.Context, all []found, member string, into []counter.Reading) error {
 	hash := hashOf(member)
 	var sets []int
-	var addresses []rows.Address
 	for i := range all {
-		h := &all[i]
-		if !h.Kind.KnowsMembers() {
-			continue
+		if all[i].Kind.KnowsMembers() {
+			sets = append(sets, i)
 		}
-		s := set{h: &h.head}
-		sets = append(sets, i)
-		// One row has the answer, however large the set is.
-		addresses = append(addresses, h.address(s.row(shardOf(hash[:], s.shards()))))
 	}
 
-	values, err := r.values(ctx, addresses)
-	if err != nil {
-		return err
-	}
-	for i, at := range sets {
-		into[at].Mine = findHash(values[i], hash[:]) >= 0
+	for len(sets) > 0 {
+		var addresses []rows.Address
+		for _, at := range sets {
+			// One row has the answer, however large the set is.
+			addresses = append(addresses, all[at].address(all[at].rowOf(hash[:])))
+		}
+		values, err := r.values(ctx, addresses)
+		if err != nil {
+			return err
+		}
+
+		var missing []int
+		for i, at := range sets {
+			into[at].Mine = findHash(values[i], hash[:]) >= 0
+			if !into[at].Mine {
+				missing = append(missing, at)
+			}
+		}
+		sets, err = r.moved(ctx, all, missing, hash[:])
+		if err != nil {
+			return err
+		}
 	}
 
 	return nil
+}
+
+// moved returns those of some sets that have another row for a hash by now: a set that grew after its head was read may
+// have moved the hash there. Their heads are read again.
+func (r *Reader) moved(ctx context.Context, all []found, sets []int, hash []byte) (moved []int, err error) {
+	again := make([]found, len(sets))
+	each := make([]*found, len(sets))
+	for i, at := range sets {
+		again[i] = found{head: head{key: all[at].key}, partition: all[at].partition}
+		each[i] = &again[i]
+	}
+	if err := r.readHeads(ctx, each); err != nil {
+		return nil, err
+	}
+
+	for i, at := range sets {
+		is := &again[i]
+		if is.Kind.KnowsMembers() && is.rowOf(hash) != all[at].rowOf(hash) {
+			all[at] = *is
+			moved = append(moved, at)
+		}
+	}
+
+	return moved, nil
 }
 
 // Ledger implements counter.Reader.
@@ -317,17 +351,16 @@ func (r *Reader) AddTo(ctx context.Context, total *counter.Total, prefix string)
 
 // registers returns the registers of a unique.
 func (r *Reader) registers(ctx context.Context, h *found) (hyperloglog.Registers, error) {
-	addresses := make([]rows.Address, 1, registerRows)
 	// Most uniques are small. Without ranks all registers are in the first row, and the others are not asked for.
+	n := 1
 	if h.ranks != nil {
-		addresses = addresses[:registerRows]
+		n = registerRows
 	}
-	of := registers{collection: setCollection(&h.head)}
-	for row := range addresses {
-		addresses[row] = h.address(of.name(row))
+	values, err := r.firstRegisters(ctx, h, n)
+	// The first row may have been split after the head was read.
+	if err == nil && n == 1 && isOneOfMany(values[0]) {
+		values, err = r.firstRegisters(ctx, h, registerRows)
 	}
-
-	values, err := r.values(ctx, addresses)
 	if err != nil {
 		return hyperloglog.Registers{}, err
 	}
@@ -340,6 +373,17 @@ func (r *Reader) registers(ctx context.Context, h *found) (hyperloglog.Registers
 	}
 
 	return all.Registers(), nil
+}
+
+// firstRegisters returns the first n rows of registers of a unique.
+func (r *Reader) firstRegisters(ctx context.Context, h *found, n int) ([][]byte, error) {
+	of := registers{collection: setCollection(&h.head)}
+	addresses := make([]rows.Address, n)
+	for row := range addresses {
+		addresses[row] = h.address(of.name(row))
+	}
+
+	return r.values(ctx, addresses)
 }
 
 // Size implements counter.Reader.

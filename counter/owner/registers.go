@@ -71,7 +71,7 @@ func (r *registers) raise(index int, rank uint8) bool {
 
 	// Only the form of the first row tells whether there are several.
 	first := r.get(0)
-	if len(first) > 0 && first[0] != aloneForm {
+	if isOneOfMany(first) {
 		return r.raiseInRow(index, rank)
 	}
 
@@ -156,6 +156,9 @@ func (r *registers) raiseInRow(index int, rank uint8) bool {
 
 	return true
 }
+
+// isOneOfMany reports whether the first row of a set shows that there are others.
+func isOneOfMany(first []byte) bool { return len(first) > 0 && first[0] != aloneForm }
 
 // findAlone returns the offset of a register in aloneForm, or -1.
 func findAlone(b []byte, index int) int {
