@@ -203,14 +203,15 @@ func NewDues(store rows.Store) *Dues { return &Dues{store: store} }
 // Next returns reservations that are due, and the marks of seconds without any, which can be deleted.
 func (d *Dues) Next(ctx context.Context) (all []counter.Due, done []Expiring, err error) {
 	now := time.Now()
-	if !d.known {
+	// Owners with slower clocks may still add reservations to the seconds since then.
+	past := now.Unix() - dueMargin
+	// After the clock has gone back, from would be in the future, and until then nothing would be due.
+	if !d.known || d.from > past {
 		if err := d.begin(ctx, now); err != nil {
 			return nil, nil, err
 		}
 	}
 
-	// Owners with slower clocks may still add reservations to the seconds since then.
-	past := now.Unix() - dueMargin
 	for first := d.from; first <= now.Unix(); first += dueSeconds {
 		marked, err := d.marked(ctx, first, min(now.Unix(), first+dueSeconds-1))
 		if err != nil {

@@ -1,0 +1,55 @@
+package owner
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/counter"
+	"headcount/internal/rows/rowsmem"
+)
+
+// TestReservationsAreDueAfterTheClockWentBack: a clock was hours ahead while a process looked for what is due, and was
+// then set. Reservations that are made from then on are due in time.
+func TestReservationsAreDueAfterTheClockWentBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := rowsmem.New(rowsmem.Config{})
+		o := New(store, Config{Name: "only", VerifyEvery: -1, SweepEvery: -1})
+		defer o.Close()
+		if err := o.Own(t.Context(), ExactPartition); err != nil {
+			t.Fatal(err)
+		}
+
+		dues := NewDues(store)
+		next := func() []counter.Due {
+			t.Helper()
+			all, _, err := dues.Next(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+
+			return all
+		}
+		next()
+		// The clock of a bubble cannot go back, so what it has left behind is put here.
+		dues.from += int64(3 * time.Hour / time.Second)
+
+		hold := &counter.Hold{ID: "cart", For: time.Minute}
+		rule := &counter.Rule{Kind: counter.Exact}
+		reserve := counter.Change{Key: "k", Rule: rule, Verb: counter.Reserve, Delta: 2, Hold: hold}
+		ops := []counter.Op{{Changes: []counter.Change{reserve}}}
+		answer, err := o.Do(t.Context(), Call{Partition: ExactPartition, Ops: ops})
+		if err != nil || answer.Results[0].Err != nil {
+			t.Fatal(answer, err)
+		}
+
+		time.Sleep(59 * time.Second)
+		if all := next(); len(all) != 0 {
+			t.Errorf("%+v are due a second early, want none", all)
+		}
+		time.Sleep(2 * time.Second)
+		if all := next(); len(all) != 1 {
+			t.Errorf("%+v are due, want the reservation", all)
+		}
+	})
+}
