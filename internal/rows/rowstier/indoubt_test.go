@@ -57,6 +57,46 @@ func TestALossDuringATakeover(t *testing.T) {
 	})
 }
 
+// TestADeletionInDoubtBeforeTheFirstEviction: a deletion has no answer, and before it is repeated the first row of the
+// partition is to be evicted. The deleted row stays deleted for readers, whose missing rows the durable store has from
+// then on.
+func TestADeletionInDoubtBeforeTheFirstEviction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fast := newFast()
+		durable := newDurable()
+		o := newOwned(t, "owner", fast, durable)
+		defer o.close(t)
+		o.must(t, o.next("1"))
+		other := o.next("1")
+		other.Rows[0].Field = "evicted"
+		o.must(t, other)
+
+		// Nothing is drained from here on.
+		release := o.hold()
+		defer release()
+		deletion := o.next("")
+		deletion.Rows[0].Value = nil
+		prepared := o.partitions[7].prepare(&deletion)
+		if err := fast.Commit(t.Context(), []rows.Commit{prepared})[0]; err != nil {
+			t.Fatal(err)
+		}
+		o.Evict(7, []rows.Name{other.Rows[0].Name})
+		if err := o.commit(t, deletion); err != nil {
+			t.Fatal(err)
+		}
+
+		third := o.next("3")
+		third.Rows[0].Field = "g"
+		if err := o.commit(t, third); err != nil {
+			t.Fatal(err)
+		}
+		got := o.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
+		if got.Value != nil || got.Err != nil {
+			t.Errorf("the deleted row is %q, %v; want none", got.Value, got.Err)
+		}
+	})
+}
+
 // unanswered makes the next commit in the fast store, and the tier never learns of it.
 func (o *owned) unanswered(t *testing.T, fast *fastStore, value string) rows.Commit {
 	t.Helper()

@@ -110,7 +110,7 @@ type durableClaim struct {
 type fastCommit struct {
 	number     uint64
 	isRepeated bool // it was sent before, so the fast store may have its earlier form
-	// endsComplete says that the fast store was complete until this commit, which is not acknowledged yet.
+	// endsComplete says that the fast store may be complete until this commit, so this one writes tombstones.
 	endsComplete bool
 	evicts       int // how many rows of removals.evicted it removes
 }
@@ -298,10 +298,12 @@ func (p *partition) acknowledge(c, prepared *rows.Commit) {
 	}
 	p.removals.drained = slices.DeleteFunc(p.removals.drained, func(name rows.Name) bool { return written[name] })
 	p.removals.evicted = p.removals.evicted[p.commit.evicts:] // evict may have added others since
-	p.commit.endsComplete = false
 
 	// The state may have changed since the commit was prepared. And if the commit was repeated, the fast store may have
-	// its earlier form, with an earlier state.
+	// its earlier form, with an earlier state and without tombstones. Then the next commit writes them.
+	if !p.commit.isRepeated {
+		p.commit.endsComplete = false
+	}
 	hasState := func(row rows.Row) bool { return row.Name == stateName && bytes.Equal(row.Value, p.state.encode()) }
 	if !p.commit.isRepeated && slices.ContainsFunc(prepared.Rows, hasState) {
 		p.stateChanged = false
