@@ -133,7 +133,9 @@ type Owner struct {
 	memory  memory
 	scratch scratch
 
-	healing chan struct{} // has capacity 1: one partition at a time is healed
+	// claiming is a lock whose waiters may give up: Own makes one claim at a time. It is locked before turn.
+	claiming turnLock
+	healing  chan struct{} // has capacity 1: one partition at a time is healed
 
 	mu    sync.Mutex // guards the fields below
 	owned [rows.Partitions]*partition
@@ -153,7 +155,10 @@ type scratch struct {
 
 // New returns an Owner that owns nothing yet. Close ends it.
 func New(store rows.Store, cfg Config) *Owner {
-	o := &Owner{cfg: cfg.withDefaults(), store: store, turn: newTurnLock(), healing: make(chan struct{}, 1)}
+	o := &Owner{cfg: cfg.withDefaults(), store: store}
+	o.turn = newTurnLock()
+	o.claiming = newTurnLock()
+	o.healing = make(chan struct{}, 1)
 	o.memory = newMemory(&o.cfg)
 	// A store in memory answers reads itself, so it needs no cache, and its counters can be residents.
 	if near, ok := store.(near); ok && o.cfg.Memory < 0 {
@@ -195,10 +200,10 @@ func (o *Owner) Close() {
 // Own claims partitions from whichever process owns them now, and keeps those that this process already owns. After an
 // error some may be claimed.
 func (o *Owner) Own(ctx context.Context, partitions ...int) error {
-	if err := o.lock(ctx); err != nil {
+	if err := o.wait(ctx, o.claiming); err != nil {
 		return err
 	}
-	defer o.unlock()
+	defer o.claiming.unlock()
 
 	// Claiming a partition again would fence off this process itself.
 	var wanted []rows.Former
@@ -211,11 +216,17 @@ func (o *Owner) Own(ctx context.Context, partitions ...int) error {
 		return nil
 	}
 
+	// Without the turn, because a store that does not answer must not hold up the partitions that are owned.
 	claims, err := o.store.Claim(ctx, o.cfg.Name, wanted)
 	if err != nil {
 		return fmt.Errorf("owner: claim: %w", err)
 	}
 
+	// The time of ctx may be over, if only some of the claims had an answer.
+	if err := o.lock(o.ctx); err != nil {
+		return err
+	}
+	defer o.unlock()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
@@ -314,9 +325,12 @@ func (o *Owner) partitions() []*partition {
 }
 
 // lock takes the turn. It fails if ctx or the owner ends first, with ErrNotOwner or counter.ErrBusy.
-func (o *Owner) lock(ctx context.Context) error {
+func (o *Owner) lock(ctx context.Context) error { return o.wait(ctx, o.turn) }
+
+// wait takes a lock, or fails as the method lock does.
+func (o *Owner) wait(ctx context.Context, l turnLock) error {
 	switch {
-	case o.turn.lock(ctx.Done(), o.ctx.Done()):
+	case l.lock(ctx.Done(), o.ctx.Done()):
 		return nil
 	// An owner that has ended owns nothing any more.
 	case o.ctx.Err() != nil:
