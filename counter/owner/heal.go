@@ -282,23 +282,36 @@ func (o *Owner) verify() {
 	}
 }
 
-// verifyEach makes empty commits of every parts-th partition, beginning with part. The caller has the turn.
+// verifyEach checks every parts-th partition, beginning with part. The caller has the turn.
 func (o *Owner) verifyEach(part, parts int) {
-	var idle []*partition
-	var commits []rows.Commit
+	var some []*partition
 	inMemory := 0
 	for _, p := range o.partitions() {
 		inMemory += p.rows.len()
+		if p.id%parts == part {
+			some = append(some, p)
+		}
+	}
+
+	o.inMemory.Store(int64(inMemory))
+
+	o.check(some)
+}
+
+// check makes an empty commit of each partition. The outcome shows whether the store has lost something, or another
+// process has claimed the partition. The caller has the turn.
+func (o *Owner) check(partitions []*partition) {
+	var idle []*partition
+	var commits []rows.Commit
+	for _, p := range partitions {
 		// The outcome of an unsure partition's commit says the same as an empty commit would.
-		if p.id%parts != part || o.isUnsure(p) {
+		if o.isUnsure(p) {
 			continue
 		}
 
 		idle = append(idle, p)
 		commits = append(commits, o.emptyCommit(p))
 	}
-
-	o.inMemory.Store(int64(inMemory))
 
 	o.commit(idle, commits)
 }
@@ -308,4 +321,12 @@ func (o *Owner) isUnsure(p *partition) bool {
 	defer o.mu.Unlock()
 
 	return p.unsure
+}
+
+// isHealing reports whether rows of p that the store has lost are being written again.
+func (o *Owner) isHealing(p *partition) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+
+	return p.healed != nil
 }

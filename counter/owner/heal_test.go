@@ -135,6 +135,28 @@ func TestHealsWhenItCanBeClaimed(t *testing.T) {
 	})
 }
 
+// TestReleasedAfterALoss: a partition is given up before its owner has noticed that the store has lost something. The
+// next owner has it all the same.
+func TestReleasedAfterALoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newForgetful()
+		a := begin(t, "a", store)
+		defer a.Close()
+		makes(t, a, increment("k"))
+
+		store.lose(-1)
+		if err := a.Release(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+
+		b := begin(t, "b", store)
+		defer b.Close()
+		if is := makes(t, b, increment("k")); is.Value != 2 {
+			t.Errorf("after one more increment the counter is %d, want 2", is.Value)
+		}
+	})
+}
+
 // TestWhatWasHealedIsLostAgain: what the store loses twice is written again twice, if it was written shortly before.
 func TestWhatWasHealedIsLostAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -265,28 +265,55 @@ func (o *Owner) Stats() Stats {
 // Owns reports whether this process owns a partition, as far as it knows.
 func (o *Owner) Owns(partition int) bool { return o.partition(partition) != nil }
 
-// Release gives up partitions once the current turn has ended and all lost rows of theirs are written again. From then
-// on their calls fail with ErrNotOwner. If ctx ends first, the partitions are kept.
+// Release gives up partitions once the current turn has ended, the store has confirmed that it has lost nothing, and all
+// lost rows of theirs are written again. From then on their calls fail with ErrNotOwner. If ctx ends first, the
+// partitions are kept.
 func (o *Owner) Release(ctx context.Context, partitions ...int) error {
-	// Only this process has the rows that the store lost. The next owner would go on without them.
-	for _, id := range partitions {
-		if err := o.awaitHealed(ctx, id); err != nil {
+	for {
+		// Only this process has the rows that the store lost. The next owner would go on without them.
+		for _, id := range partitions {
+			if err := o.awaitHealed(ctx, id); err != nil {
+				return err
+			}
+		}
+		released, err := o.tryRelease(ctx, partitions)
+		if released || err != nil {
 			return err
 		}
 	}
+}
 
+// tryRelease gives up partitions, unless the store turns out to have lost rows of one. Then it gives up none.
+func (o *Owner) tryRelease(ctx context.Context, partitions []int) (released bool, err error) {
 	if err := o.lock(ctx); err != nil {
-		return err
+		return false, err
 	}
 	defer o.unlock()
 
+	if o.cfg.VerifyEvery > 0 {
+		o.check(o.these(partitions))
+	}
+	// The check may have given up some of them.
+	owned := o.these(partitions)
+	if slices.ContainsFunc(owned, o.isHealing) {
+		return false, nil
+	}
+	for _, p := range owned {
+		o.giveUp(p)
+	}
+
+	return true, nil
+}
+
+// these returns those of some partitions that this process owns.
+func (o *Owner) these(partitions []int) (owned []*partition) {
 	for _, id := range partitions {
 		if p := o.partition(id); p != nil {
-			o.giveUp(p)
+			owned = append(owned, p)
 		}
 	}
 
-	return nil
+	return owned
 }
 
 // awaitHealed waits until all lost rows of a partition are written again.
