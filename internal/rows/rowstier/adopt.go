@@ -178,11 +178,15 @@ func (s *Store) adoptCollection(ctx context.Context, id int, epoch uint64, of st
 
 	// Holding the lock keeps drains out until the scan's rows are added. So a row that changes during the scan is still
 	// dirty at that point, and add does not replace its newer value.
-	defer s.hold()()
+	release, err := s.hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
 
 	at := rows.Address{Partition: id, Name: rows.Name{Collection: of}}
 	found := map[rows.Name][]byte{}
-	err := s.scanFast(ctx, at, "", func(field string, value []byte) error {
+	err = s.scanFast(ctx, at, "", func(field string, value []byte) error {
 		found[rows.Name{Collection: of, Field: field}] = value
 		return nil
 	})

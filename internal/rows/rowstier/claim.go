@@ -23,7 +23,11 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 	}
 
 	// The durable store must not be written by two drains at once.
-	defer s.hold()()
+	release, err := s.hold(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 
 	var all takeovers
 	for i, former := range partitions {

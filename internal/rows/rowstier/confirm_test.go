@@ -2,6 +2,7 @@ package rowstier
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -105,6 +106,45 @@ func checkEach(t *testing.T, durable *durableStore, first int, want string) {
 			t.Fatalf("partition %d in the durable store has %q, %v; want %q", id, got.Value, got.Err, want)
 		}
 	}
+}
+
+// hangingDurable is a durable store whose commits can take long.
+type hangingDurable struct {
+	*durableStore
+	hangs atomic.Bool
+}
+
+func (d *hangingDurable) Commit(ctx context.Context, commits []rows.Commit) []error {
+	if d.hangs.Load() {
+		time.Sleep(8 * time.Second)
+	}
+
+	return d.durableStore.Commit(ctx, commits)
+}
+
+// TestAClaimWaitsForNoDrain: the durable store hangs while it is being written. A claim, for which all partitions of its
+// owner wait, ends when its time is over.
+func TestAClaimWaitsForNoDrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		durable := &hangingDurable{durableStore: newDurable()}
+		o := newOwned(t, "owner", newFast(), durable)
+		defer o.close(t)
+
+		durable.hangs.Store(true)
+		if err := o.commit(t, o.next("1")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second) // until a drain has begun
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		_, err := o.Claim(ctx, "owner", []rows.Former{{Partition: 7, Epoch: o.claim.Epoch}})
+		if took := time.Since(began); !errors.Is(err, rows.ErrUnavailable) || took > time.Second {
+			t.Errorf("the claim ends with %v after %v, want ErrUnavailable after a second", err, took)
+		}
+		durable.hangs.Store(false)
+	})
 }
 
 // TestAPartitionOfAnotherOwnerIsNoOutage: a process that has never claimed a partition in the durable store learns at

@@ -26,7 +26,11 @@ func (s *Store) drainEach(ctx context.Context) {
 
 // drain writes pending changes to the durable store. It returns how many rows and IDs are left, and the last error.
 func (s *Store) drain(ctx context.Context) (left int, err error) {
-	defer s.hold()()
+	release, err := s.hold(ctx)
+	if err != nil {
+		return s.Dirty(), err
+	}
+	defer release()
 
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()

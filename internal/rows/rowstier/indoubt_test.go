@@ -72,7 +72,10 @@ func TestADeletionInDoubtBeforeTheFirstEviction(t *testing.T) {
 		o.must(t, other)
 
 		// Nothing is drained from here on.
-		release := o.hold()
+		release, err := o.hold(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
 		defer release()
 		deletion := o.next("")
 		deletion.Rows[0].Value = nil

@@ -146,11 +146,14 @@ func (s *Store) Close(ctx context.Context) error {
 }
 
 // hold waits until no other goroutine writes to the durable store or claims partitions in it. The caller must call
-// release.
-func (s *Store) hold() (release func()) {
-	s.draining <- struct{}{}
-
-	return func() { <-s.draining }
+// release. If ctx ends first, the error is rows.ErrUnavailable.
+func (s *Store) hold(ctx context.Context) (release func(), err error) {
+	select {
+	case s.draining <- struct{}{}:
+		return func() { <-s.draining }, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("rowstier: %w: PostgreSQL is being written: %w", rows.ErrUnavailable, context.Cause(ctx))
+	}
 }
 
 // Watch implements rows.Store.
