@@ -122,16 +122,21 @@ func (r *Region) own(epochs *[rows.Partitions]uint64, changed bool) {
 // checkName checks that the store has the name of this region. If the store has none, the owner of the row writes it.
 func (r *Region) checkName(ctx context.Context, epochs *[rows.Partitions]uint64) {
 	is, err := r.reader.Region(ctx)
-	if err != nil || is == r.cfg.Name {
+	if err != nil {
 		return
 	}
 
+	isOther := is != "" && is != r.cfg.Name
+	wasOther := r.misnamed.Swap(isOther)
+	switch {
+	case isOther == wasOther:
+	case isOther:
+		const what = "this store belongs to another region, so counters are not replicated; correct --region"
+		r.cfg.Log.Error().Str("store_region", is).Str("our_region", r.cfg.Name).Msg(what)
+	default:
+		r.cfg.Log.Info().Msg("this store does not belong to another region any more: replicating counters")
+	}
 	if is != "" {
-		wasKnown := r.misnamed.Swap(true)
-		if !wasKnown {
-			const what = "this store belongs to another region, so counters are not replicated; correct --region"
-			r.cfg.Log.Error().Str("store_region", is).Str("our_region", r.cfg.Name).Msg(what)
-		}
 		return
 	}
 

@@ -351,6 +351,31 @@ func TestPeersOfOtherNames(t *testing.T) {
 	})
 }
 
+// TestAStoreHasItsNameAgain: the store of a region had the name of another one for a while, as after a wrong backup. The
+// region shares its counters again as soon as the name is right, without a restart.
+func TestAStoreHasItsNameAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu"}, ordinary)
+		settle()
+		for _, name := range []string{"ap", "eu"} {
+			if _, err := all[1].owner.Do(t.Context(), owner.NameRegion(name)); err != nil {
+				t.Fatal(err)
+			}
+			settle()
+		}
+
+		all[0].do(t, add("v", 1))
+		all[1].do(t, add("v", 2))
+		agree(t, all, "v", 3)
+
+		log := all[1].log.String()
+		if strings.Count(log, "correct --region") != 1 || strings.Count(log, "another region any more") != 1 {
+			t.Errorf("the log does not say once that the name is wrong, and once that it is right again:\n%s", log)
+		}
+		end(t, all)
+	})
+}
+
 // TestCountersOfOtherKindsAreNotMerged: counters of different kinds are not merged, and exact ones belong to their
 // region.
 func TestCountersOfOtherKindsAreNotMerged(t *testing.T) {
