@@ -34,7 +34,8 @@
 //
 // # Clocks
 //
-// When a clock goes back, time stands still here until the clock has caught up. So nothing passes twice.
+// When a clock goes back, time stands still here until the clock has caught up. So nothing passes twice. That takes a
+// window at most: if a clock was further ahead, State.SetBack has everything count as if it had just passed.
 package limit
 
 import (

@@ -250,6 +250,73 @@ func TestTheClockGoesBack(t *testing.T) {
 	}
 }
 
+// TestTheClockWasFarAhead: a clock that was hours ahead is set. What passed until then counts as if it had just passed,
+// and after two windows at most the whole limit is there again.
+func TestTheClockWasFarAhead(t *testing.T) {
+	const window, most, ahead = 60_000, 10, 3 * 3600_000
+	for a := Fixed; a <= Log; a++ {
+		t.Run(a.String(), func(t *testing.T) {
+			r := Request{Name: Name{Algorithm: a, Window: window}, Limit: most, Cost: 1}
+			now := int64(1_900_000_020_000)
+			var s State
+			for i := range int64(most) {
+				if !s.Take(r, now+ahead+i).Allowed {
+					t.Fatalf("request %d is refused, want that the limit passes", i)
+				}
+			}
+
+			if s.SetBack(r.Name, now+ahead-window/2) {
+				t.Error("a clock that goes back by less than a window changes the state, want that time stands still")
+			}
+			if !s.SetBack(r.Name, now) || s.SetBack(r.Name, now+1) {
+				t.Error("want that the state is set back once")
+			}
+			if is := s.Take(r, now+1); is.Allowed || is.Reset > 2*window {
+				t.Errorf("one more is answered by %+v, want a refusal for two windows at most", is)
+			}
+
+			passed := 0
+			for range most {
+				if s.Take(r, now+2*window).Allowed {
+					passed++
+				}
+			}
+			if passed != most {
+				t.Errorf("two windows later %d pass, want %d", passed, most)
+			}
+		})
+	}
+}
+
+// TestNoMorePassesWhenTheClockIsSet: around the moment at which a clock is set no more passes than the limit. Fixed
+// windows of the two clocks have other beginnings, so there it may be more.
+func TestNoMorePassesWhenTheClockIsSet(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const window, most = 1000, 20
+		a := rapid.SampledFrom([]Algorithm{Sliding, Log}).Draw(t, "algorithm")
+		r := Request{Name: Name{Algorithm: a, Window: window}, Limit: most, Cost: 1}
+		now := rapid.Int64Range(1e12, 1e12+window).Draw(t, "now")
+		ahead := rapid.Int64Range(2*window, 1e9).Draw(t, "ahead")
+
+		var s State
+		passed := 0
+		for i := range int64(2 * most) {
+			at := now + i
+			if i < most {
+				at += ahead
+			} else {
+				s.SetBack(r.Name, at)
+			}
+			if s.Take(r, at).Allowed {
+				passed++
+			}
+		}
+		if passed != most {
+			t.Fatalf("%d pass, want %d", passed, most)
+		}
+	})
+}
+
 func TestCheck(t *testing.T) {
 	day := (24 * time.Hour).Milliseconds()
 	for want, c := range map[string]Request{

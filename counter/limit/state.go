@@ -43,6 +43,40 @@ func (s *State) Take(r Request, now int64) (a Answer) {
 	return a
 }
 
+// SetBack makes the state one of the present clock if its clock was ahead by more than a window, as a clock that was
+// wrong and has been set. Otherwise time would stand still for as long. What passed counts as if it had passed just now,
+// so no more passes than without a wrong clock. SetBack reports whether the state has changed.
+func (s *State) SetBack(n Name, now int64) (changed bool) {
+	if n.Algorithm == Log {
+		return s.setBackLog(n.Window, now)
+	}
+
+	start := now - now%n.Window
+	if s.start <= start+n.Window {
+		return false
+	}
+	s.start = start
+	// How much of the window before still counts is unknown, so all of it does.
+	s.this += s.last
+	s.last = 0
+
+	return true
+}
+
+func (s *State) setBackLog(window, now int64) (changed bool) {
+	newest := len(s.passed) - 1
+	if newest < 0 || s.passed[newest].at <= now+window {
+		return false
+	}
+
+	ahead := s.passed[newest].at - now
+	for i := range s.passed {
+		s.passed[i].at = max(s.passed[i].at-ahead, 0)
+	}
+
+	return true
+}
+
 // advance moves on to the window of now, and returns how much of it has elapsed. It never goes back to an earlier
 // window.
 func (s *State) advance(window, now int64) (elapsed int64) {

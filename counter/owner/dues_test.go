@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"headcount/counter"
+	"headcount/counter/limit"
+	"headcount/internal/rows"
 	"headcount/internal/rows/rowsmem"
 )
 
@@ -50,6 +52,47 @@ func TestReservationsAreDueAfterTheClockWentBack(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		if all := next(); len(all) != 1 {
 			t.Errorf("%+v are due, want the reservation", all)
+		}
+	})
+}
+
+// TestLimitsAfterTheClockWentBack: a clock was hours ahead while a limit was used up, and was then set. After two
+// windows at most the limit lets calls pass again.
+func TestLimitsAfterTheClockWentBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := New(rowsmem.New(rowsmem.Config{}), Config{Name: "only", VerifyEvery: -1, SweepEvery: -1})
+		defer o.Close()
+		if err := o.Own(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+
+		r := limit.Request{
+			Name: limit.Name{Key: "k", Algorithm: limit.Sliding, Window: time.Minute.Milliseconds()}, Limit: 1, Cost: 1,
+		}
+		take := func() bool {
+			t.Helper()
+			answer, err := o.Do(t.Context(), Call{Partition: 0, More: &More{Limits: []limit.Request{r}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+
+			return answer.More.Limits[0].Allowed
+		}
+
+		// The clock of a bubble cannot go back, so what the clock has left behind is written here.
+		var state limit.State
+		state.Take(r, time.Now().Add(3*time.Hour).UnixMilli())
+		row := rows.Row{Name: limitName(r.Name), Value: state.Append(nil)}
+		if _, err := o.Do(t.Context(), Call{Partition: 0, More: &More{Rows: []Expiring{{Row: row}}}}); err != nil {
+			t.Fatal(err)
+		}
+
+		if take() {
+			t.Error("a call passes at once, want that the limit is used up")
+		}
+		time.Sleep(2 * time.Minute)
+		if !take() {
+			t.Error("two windows later a call is refused, want that it passes")
 		}
 	})
 }

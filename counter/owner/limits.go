@@ -63,10 +63,12 @@ func (d *draft) limit(request *limit.Request) limit.Answer {
 	}
 
 	// The owner's clock decides, so that the clocks of gateways need not agree.
-	answer := state.Take(*request, d.now.UnixMilli())
+	now := d.now.UnixMilli()
+	isSetBack := state.SetBack(request.Name, now)
+	answer := state.Take(*request, now)
 	changes := request.Cost > 0 || request.Cost < 0 && row != nil // without a state, nothing can be given back
-	// What is refused costs nothing, and looking writes no row.
-	if !answer.Allowed || !changes {
+	// What is refused costs nothing, and looking writes no row. But a state that was set back ages from now on.
+	if !isSetBack && (!answer.Allowed || !changes) {
 		return answer
 	}
 
