@@ -44,8 +44,8 @@ func (s *State) Take(r Request, now int64) (a Answer) {
 }
 
 // SetBack makes the state one of the present clock if its clock was ahead by more than a window, as a clock that was
-// wrong and has been set. Otherwise time would stand still for as long. What passed counts as if it had passed just now,
-// so no more passes than without a wrong clock. SetBack reports whether the state has changed.
+// wrong and has been set. Otherwise time would stand still for as long. What passed counts as if it had passed just
+// now, so no more passes than without a wrong clock. SetBack reports whether the state has changed.
 func (s *State) SetBack(n Name, now int64) (changed bool) {
 	if n.Algorithm == Log {
 		return s.setBackLog(n.Window, now)

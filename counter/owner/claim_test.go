@@ -28,8 +28,8 @@ func (s silentClaims) Claim(ctx context.Context, name string, wanted []rows.Form
 	return claims, err
 }
 
-// TestAClaimHoldsUpNoOtherPartition: the store does not answer the claim of one partition. Meanwhile the partitions that
-// the process owns are served.
+// TestAClaimHoldsUpNoOtherPartition: the store does not answer the claim of one partition. Meanwhile the partitions
+// that the process owns are served.
 func TestAClaimHoldsUpNoOtherPartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := begin(t, "a", silentClaims{rowsmem.New(rowsmem.Config{})})

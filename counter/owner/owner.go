@@ -265,8 +265,8 @@ func (o *Owner) Stats() Stats {
 // Owns reports whether this process owns a partition, as far as it knows.
 func (o *Owner) Owns(partition int) bool { return o.partition(partition) != nil }
 
-// Release gives up partitions once the current turn has ended, the store has confirmed that it has lost nothing, and all
-// lost rows of theirs are written again. From then on their calls fail with ErrNotOwner. If ctx ends first, the
+// Release gives up partitions once the current turn has ended, the store has confirmed that it has lost nothing, and
+// all lost rows of theirs are written again. From then on their calls fail with ErrNotOwner. If ctx ends first, the
 // partitions are kept.
 func (o *Owner) Release(ctx context.Context, partitions ...int) error {
 	for {

@@ -351,8 +351,8 @@ func TestPeersOfOtherNames(t *testing.T) {
 	})
 }
 
-// TestAStoreHasItsNameAgain: the store of a region had the name of another one for a while, as after a wrong backup. The
-// region shares its counters again as soon as the name is right, without a restart.
+// TestAStoreHasItsNameAgain: the store of a region had the name of another one for a while, as after a wrong backup.
+// The region shares its counters again as soon as the name is right, without a restart.
 func TestAStoreHasItsNameAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := places(t, []string{"us", "eu"}, ordinary)

@@ -122,8 +122,8 @@ func (d *hangingDurable) Commit(ctx context.Context, commits []rows.Commit) []er
 	return d.durableStore.Commit(ctx, commits)
 }
 
-// TestAClaimWaitsForNoDrain: the durable store hangs while it is being written. A claim, for which all partitions of its
-// owner wait, ends when its time is over.
+// TestAClaimWaitsForNoDrain: the durable store hangs while it is being written. A claim, for which all partitions of
+// its owner wait, ends when its time is over.
 func TestAClaimWaitsForNoDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		durable := &hangingDurable{durableStore: newDurable()}
