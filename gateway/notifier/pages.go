@@ -1,7 +1,6 @@
 package notifier
 
 import (
-	"math"
 	"time"
 
 	"headcount/internal/outage"
@@ -13,13 +12,41 @@ import (
 // page is a page that connected users follow.
 type page struct {
 	page    string
-	level   unread.Level // applied to all follows
 	follows []*follow
-	newest  unread.Level // received; applied once its authors were read
-	authors int64        // the own changes of every follow are complete up to this Level.By
-	lowest  int64        // the lowest such Level.By of a follow that was added since the authors were last read
-	vain    int          // how often in a row the store was asked for the authors and did not have newest
+	newest  unread.Level // received or read; counted in each follow whose own changes reach it
+	vain    int          // how often in a row the store was asked for the authors of newest in vain
 	again   *time.Timer  // asks once more; nil: nothing was asked in vain yet
+}
+
+// own has a user's own changes of a page. A level is counted for a user only if the own changes reach it. Otherwise
+// users would find their own changes unread, or changes from before a loss of data.
+type own struct {
+	incarnation uint64 // of the level up to which they are complete
+	by          int64  // its Level.By
+	changes     int64  // how many they are; a few may be later than that level
+}
+
+// reaches reports whether the own changes are complete up to a level.
+func (o *own) reaches(l unread.Level) bool { return o.incarnation == l.Incarnation && l.By <= o.by }
+
+// learn applies own changes that were read and are complete up to a level.
+func (o *own) learn(l unread.Level, changes int64) {
+	was := *o
+	*o = own{l.Incarnation, l.By, changes}
+
+	// Within an incarnation own changes only grow, so fewer of them were read earlier.
+	if was.incarnation == l.Incarnation {
+		o.by = max(o.by, was.by)
+		o.changes = max(o.changes, was.changes)
+	}
+}
+
+// continues reports whether o is complete up to level l together with the changes between a Level.By and l.
+func (o *own) continues(since int64, l unread.Level) bool {
+	if o.incarnation == l.Incarnation {
+		return since <= o.by
+	}
+	return o.incarnation < l.Incarnation && since == 0 // all changes of a newer incarnation
 }
 
 // Update implements fanout.Watcher, for the levels of pages and the records of users.
@@ -40,8 +67,20 @@ func (s *Sums) updateLevel(u presence.Update) {
 	defer s.mu.Unlock()
 
 	p := s.pages[u.Name()]
-	if ok && p != nil {
-		s.levelLocked(p, l, math.MaxInt64)
+	if !ok || p == nil {
+		return
+	}
+
+	was := p.newest
+	isNews := p.receive(l)
+	if !isNews {
+		return
+	}
+
+	// Without a look at each follow: nobody's own changes reach a new change with an author.
+	hasAuthors := l.Incarnation != was.Incarnation || l.By > was.By
+	if hasAuthors || !s.countLocked(p, l) {
+		s.askLocked(p)
 	}
 }
 
@@ -63,38 +102,56 @@ func (s *Sums) updateRecord(u presence.Update) {
 	wake.Signal(s.wake)
 }
 
-// levelLocked handles a level of a page that was received, or that was read together with a follow
-// whose own changes are complete up to Level.By ownUpTo; math.MaxInt64 means that there is no
-// such follow.
-func (s *Sums) levelLocked(p *page, l unread.Level, ownUpTo int64) {
-	p.lowest = min(p.lowest, ownUpTo)
-	// If the incarnation is newer, ownUpTo belongs to the level that is applied below, not to the present one.
-	if l.Incarnation <= p.level.Incarnation {
-		p.authors = min(p.authors, ownUpTo)
+// receive handles a level of the page that was published or read. It reports whether the level is the newest now.
+func (p *page) receive(l unread.Level) (isNews bool) {
+	// A published level has no Before. It is the same for all levels of an incarnation.
+	if l.Incarnation == p.newest.Incarnation {
+		p.newest.Before = max(p.newest.Before, l.Before)
+		l.Before = p.newest.Before
 	}
-	if l.Newer(p.newest) {
+
+	isNews = l.Newer(p.newest)
+	if isNews {
 		p.newest = l
 		p.vain = 0 // the store was not asked for this one
 	}
 
-	n := p.newest
-	if n.Incarnation == p.level.Incarnation {
-		n.Before = p.level.Before // a published level does not have it
-	}
-	// Without their authors, users would find their own changes unread.
-	if !p.knowsAuthors(n) {
-		// After a question in vain a pause is under way.
-		if p.vain == 0 {
-			s.askLocked(p)
-		}
-		return
+	return isNews
+}
+
+// readLocked handles the level that was read together with a follow and the user's own changes.
+func (s *Sums) readLocked(fo *follow, l unread.Level) {
+	p := fo.page
+	isComplete := true
+	// The read may know a newer level before its publication arrives.
+	if p.receive(l) {
+		isComplete = s.countLocked(p, l)
+	} else {
+		isComplete = fo.countNewest(l)
 	}
 
-	p.vain = 0
-	if n.Newer(p.level) {
-		s.applyLocked(p, n, nil)
-		p.authors = min(p.authors, n.By)
+	// After a question in vain a pause is under way.
+	if !isComplete && p.vain == 0 {
+		s.askLocked(p)
 	}
+}
+
+// countLocked counts each follow of a page, see countNewest, and sends the new sum to the connections of each user whose
+// sum changes. It reports whether all own changes reach the newest level.
+func (s *Sums) countLocked(p *page, read unread.Level) (isComplete bool) {
+	isComplete = true
+	for _, fo := range p.follows {
+		before := fo.count
+		isComplete = fo.countNewest(read) && isComplete
+		diff := fo.count - before
+
+		// While follows are being replaced, the sum is wrong and is added up at the end.
+		if diff != 0 && !fo.user.replacing {
+			fo.user.setSum(fo.user.sum + diff)
+		}
+	}
+
+	return isComplete
 }
 
 // askLocked has Run read the authors of a page.
@@ -103,7 +160,7 @@ func (s *Sums) askLocked(p *page) {
 	wake.Signal(s.wake)
 }
 
-// askedInVainLocked has Run read the authors of a page again after a pause, because the store does not have the level
+// askedInVainLocked has Run read the authors of a page again after a pause. Mostly the store does not have the level
 // that was received: it has lost it. A store that knows of the loss soon gives all levels another incarnation. To ask
 // without a pause until then would keep both busy.
 func (s *Sums) askedInVainLocked(p *page) {
@@ -125,46 +182,24 @@ func (s *Sums) askedInVainLocked(p *page) {
 	})
 }
 
-// knowsAuthors reports whether the own changes of every follow are complete up to a level, so that it can be applied.
-func (p *page) knowsAuthors(l unread.Level) bool {
-	return l.Incarnation == p.level.Incarnation && l.By <= p.authors
-}
-
-// applyLocked makes l the page's level, and sends the new sum to the connections of each user
-// whose sum changes. owns has the users' own changes.
-func (s *Sums) applyLocked(p *page, l unread.Level, owns map[unread.User]unread.Own) {
-	p.level = l
-	for _, fo := range p.follows {
-		// Own changes of another incarnation say nothing about this one.
-		if fo.ownOf != l.Incarnation {
-			fo.setOwn(unread.Own{}, l.Incarnation)
-		}
-		// A user's own changes only grow, so fewer of them were read earlier.
-		own, ok := owns[fo.user.user]
-		if ok && own.Changes >= fo.own.Changes {
-			fo.own = own
-		}
-
-		diff := fo.recount(l)
-		// While follows are being replaced, the sum is wrong and is added up at the end.
-		if diff != 0 && !fo.user.replacing {
-			fo.user.setSum(fo.user.sum + diff)
-		}
+// countNewest counts what is unread at the newest level of the page. If the own changes do not reach that, it takes the
+// level that was just read; if they do not reach this either, the count stays. It reports whether they reach the newest.
+func (fo *follow) countNewest(read unread.Level) (reached bool) {
+	newest := fo.page.newest
+	if fo.own.reaches(newest) {
+		fo.recount(newest)
+		return true
 	}
+
+	if fo.own.reaches(read) {
+		fo.recount(read)
+	}
+	return false
 }
 
-// setOwn sets the user's own changes in an incarnation of the page's level.
-func (fo *follow) setOwn(own unread.Own, incarnation uint64) {
-	fo.own = own
-	fo.ownOf = incarnation
-}
-
-// recount counts what is unread at a level, and returns by how much that has changed.
-func (fo *follow) recount(l unread.Level) (diff int64) {
-	before := fo.count
-	fo.count = fo.stored.Unread(l, fo.own)
-
-	return fo.count - before
+// recount counts what is unread at a level.
+func (fo *follow) recount(l unread.Level) {
+	fo.count = fo.stored.Unread(l, unread.Own{Changes: fo.own.changes})
 }
 
 // setSum sets the sum, and sends it to the user's connections.

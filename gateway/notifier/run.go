@@ -2,7 +2,6 @@ package notifier
 
 import (
 	"context"
-	"math"
 	"time"
 
 	"headcount/internal/outage"
@@ -110,13 +109,17 @@ func (s *Sums) readUsers(ctx context.Context, users []*Sum) error {
 	return err
 }
 
-// readAuthors reads the authors of a page's changes since its own changes are known, and applies the level.
+// readAuthors reads the own changes that do not reach the newest level of a page, and counts the level in their follows.
 func (s *Sums) readAuthors(ctx context.Context, p *page) error {
-	since, wanted, users := s.beginAuthors(p)
-	if len(users) == 0 {
-		return nil // no user follows it any more
+	since, wanted, asked := s.beginAuthors(p)
+	if len(asked) == 0 {
+		return nil // no user follows it any more, or their own changes were read with their records
 	}
 
+	users := make([]unread.User, len(asked))
+	for i, fo := range asked {
+		users[i] = fo.user.user
+	}
 	rctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	l, owns, err := s.cfg.Store.Authors(rctx, p.page, since, users)
@@ -133,36 +136,33 @@ func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 		return err
 	}
 
-	// The store has lost data since the question. A number of the old incarnation leaves out own changes of the new
-	// one, so they are asked for from the beginning.
-	if since > 0 && l.Incarnation != p.level.Incarnation {
-		s.levelLocked(p, l, math.MaxInt64)
-		return nil
+	// A follow that was added during the read is asked about next. So is one whose own changes were read meanwhile on
+	// the other side of a loss of data, or the store has lost data since the question.
+	for _, fo := range asked {
+		if fo.own.continues(since, l) {
+			fo.own.learn(l, owns[fo.user.user].Changes)
+		}
 	}
 
-	// A follow that was read meanwhile may have brought a newer level.
-	if !p.level.Newer(l) {
-		s.applyLocked(p, l, owns)
-		// A follow that was added during the read may know fewer own changes.
-		p.authors = min(p.lowest, l.By)
-	}
+	p.receive(l)
+	isComplete := s.countLocked(p, l)
 
-	lost := wanted.Newer(l)
-	if lost && !p.newest.Newer(wanted) && !p.knowsAuthors(wanted) {
+	hasNews := p.newest.Newer(wanted)
+	switch {
+	case isComplete:
+		p.vain = 0
+	case hasNews: // came during the read, or with it
+		s.askLocked(p)
+	default:
 		s.askedInVainLocked(p)
-		return nil
 	}
-
-	// A newer level may have come during the read, which had to wait for it.
-	p.vain = 0
-	s.levelLocked(p, l, math.MaxInt64)
 
 	return nil
 }
 
-// beginAuthors returns the Level.By after which the authors of a page have to be read, the level that they are needed
-// for, and the users that follow the page.
-func (s *Sums) beginAuthors(p *page) (since int64, wanted unread.Level, users []unread.User) {
+// beginAuthors returns the follows whose own changes do not reach the newest level of the page, that level, and the
+// Level.By after which its authors have to be read.
+func (s *Sums) beginAuthors(p *page) (since int64, wanted unread.Level, asked []*follow) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
@@ -171,17 +171,27 @@ func (s *Sums) beginAuthors(p *page) (since int64, wanted unread.Level, users []
 		return 0, wanted, nil
 	}
 
-	// In another incarnation own changes are counted from the beginning.
-	if p.newest.Incarnation == p.level.Incarnation {
-		since = p.authors
-	}
-	p.lowest = math.MaxInt64 // a follow that is added during the read lowers it again
-	users = make([]unread.User, len(p.follows))
-	for i, fo := range p.follows {
-		users[i] = fo.user.user
+	wanted = p.newest
+	since = wanted.By
+	for _, fo := range p.follows {
+		if fo.own.reaches(wanted) {
+			continue
+		}
+		asked = append(asked, fo)
+
+		// In another incarnation own changes are counted from the beginning.
+		known := int64(0)
+		if fo.own.incarnation == wanted.Incarnation {
+			known = fo.own.by
+		}
+		since = min(since, known)
 	}
 
-	return since, p.newest, users
+	if len(asked) == 0 {
+		p.vain = 0 // otherwise the next follow would wait for a question
+	}
+
+	return since, wanted, asked
 }
 
 // StoreBack makes Run read every user again, after an outage or a loss of data of the store.

@@ -4,7 +4,6 @@ package notifier
 
 import (
 	"context"
-	"math"
 	"slices"
 	"sync"
 	"time"
@@ -91,9 +90,8 @@ type follow struct {
 	page   *page
 	index  int // in page.follows
 	stored unread.Follow
-	own    unread.Own
-	ownOf  uint64 // the incarnation that own belongs to
-	count  int64  // unread changes of this page
+	own    own
+	count  int64 // unread changes of this page
 }
 
 // New returns Sums without users.
@@ -320,6 +318,12 @@ func (s *Sums) replace(f *Sum, state unread.State) {
 	if hasGone || f.outdates(state.Version) {
 		return
 	}
+	if f.doubts(state.Version) {
+		f.version = state.Version // so that the next read is applied, if it finds the same
+		s.staleUsers[f] = struct{}{}
+		wake.Signal(s.wake)
+		return
+	}
 
 	f.version = state.Version
 	// The levels below must not send sums in which follows are missing still.
@@ -331,73 +335,44 @@ func (s *Sums) replace(f *Sum, state unread.State) {
 		}
 	}
 	for i, stored := range state.Follows {
+		read := state.Levels[i]
 		fo := f.follows[stored.Page]
 		if fo == nil {
-			fo = s.take(f, stored.Page, state.Levels[i])
+			fo = s.take(f, stored.Page, read)
 		}
 
-		// The read may know a newer level before its publication arrives.
-		read := state.Levels[i]
-		ownUpTo := fo.take(stored, read, state.Owns[i])
-		s.levelLocked(fo.page, read, ownUpTo)
-		// The page has changed for the first time since, or the store has lost its changes before: it is asked which.
-		if fo.page.level.Incarnation > read.Incarnation {
-			s.askLocked(fo.page)
-		}
+		fo.stored = stored
+		fo.own.learn(read, state.Owns[i].Changes)
+		s.readLocked(fo, read)
 	}
 
 	s.sum(f)
 }
 
-// outdates reports whether a newer state is known than the one with that version. After a loss of data a state may have
-// no version at all.
+// outdates reports whether a newer state is known than the one with that version.
 func (f *Sum) outdates(v presence.Version) bool {
-	if v.Incarnation == f.version.Incarnation {
-		return f.known && v.Sequence < f.version.Sequence
-	}
-
-	return v != (presence.Version{}) && v.Incarnation < f.version.Incarnation
+	return v != (presence.Version{}) && v.Compare(f.version) < 0
 }
 
-// take applies what was read of the follow. It returns the Level.By up to which the user's own changes are complete.
-func (fo *follow) take(stored unread.Follow, read unread.Level, own unread.Own) (ownUpTo int64) {
-	fo.stored = stored
-	fo.setOwn(own, read.Incarnation)
-	fo.recount(read)
-
-	is := fo.page.level
-	switch {
-	case !is.Newer(read):
-		return read.By
-	case is.Incarnation != read.Incarnation: // nothing says yet what of the two is right
-		fo.setOwn(unread.Own{}, is.Incarnation)
-		return 0
-	}
-
-	// A newer level of the page was received in the meantime. It applies if the own changes are complete for it, too.
-	if is.By == read.By {
-		fo.recount(is)
-	}
-
-	return read.By
+// doubts reports whether nothing says which is newer, what is known of the user or a state with that version. One of
+// the two has no record: it is from before the user's first follow, or from after a loss of data.
+func (f *Sum) doubts(v presence.Version) bool {
+	none := presence.Version{}
+	return f.known && (v == none) != (f.version == none)
 }
 
-// take adds a page to the follows of a user.
+// take adds a page to the follows of a user. level is the page's level that was read with them.
 func (s *Sums) take(f *Sum, name string, level unread.Level) *follow {
 	p := s.pages[name]
 	if p == nil {
-		p = &page{page: name, level: level, newest: level, authors: level.By, lowest: math.MaxInt64}
+		p = &page{page: name, newest: level}
 		s.pages[name] = p
 
-		// The hub may know a newer level than this read did, and passes none on a second time. It may also know one
-		// from before a loss of data, so the store is asked which it is.
+		// The hub may know a newer level than this read did, and passes none on a second time.
 		u, known := s.cfg.Hub.Want(unread.LevelTopic(name))
 		l, ok := unread.LevelOf(u)
-		switch isNewer := known && ok && l.Newer(level); {
-		case isNewer && l.Incarnation != level.Incarnation:
-			s.askLocked(p)
-		case isNewer:
-			p.newest = l
+		if known && ok {
+			p.receive(l)
 		}
 	}
 

@@ -62,14 +62,18 @@ type inline struct{}
 
 func (inline) Go(f func()) { f() }
 
-// TestSumsFollowTheStore: publications come late, twice, in any order, or not at all except for the last one. Meanwhile
-// users come and go, and others change everything. At rest the sums are those of the store. No sum is ever negative.
+// TestSumsFollowTheStore: publications come late, twice, in any order, or not at all except for the last one. The store
+// loses its data or its last data, also during a read. Meanwhile users come and go, and others change everything. At rest
+// the sums are those of the store. No page ever has fewer than 0 unread changes, or more than others have made since the
+// user first followed it.
 func TestSumsFollowTheStore(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		store := presencemem.New(presencemem.Config{})
+		const ownPage = "own" // only the first user changes it
+		store := newLosingStore()
 		users := []unread.User{{1}, {2}, {3}}
-		pages := []string{"p", "q", "r"}
+		pages := []string{"p", "q", ownPage}
 		outside := unread.NewFollowService(store)
+		hub := lingers{wants{}, map[presence.Topic]presence.Update{}}
 		var waiting []presence.Update
 
 		must := func(err error) {
@@ -79,23 +83,76 @@ func TestSumsFollowTheStore(t *testing.T) {
 		}
 
 		published := func(topic presence.Topic) {
-			updates, err := store.Updates(t.Context(), []presence.Topic{topic})
-			must(err)
-			waiting = append(waiting, updates...)
+			var u presence.Update
+			if user, ok := unread.UserOf(presence.Update{Topic: topic}); ok {
+				records, err := store.Records(t.Context(), []unread.User{user})
+				must(err)
+				u = records[0].Update(user)
+			} else {
+				l, _, err := store.Authors(t.Context(), topic.Name(), 0, nil)
+				must(err)
+				u = l.Update(topic.Name())
+			}
+
+			hub.publish(u)
+			waiting = append(waiting, u)
+		}
+
+		var s *Sums
+		here := map[unread.User]*Sum{}
+		most := map[unread.User]map[string]int64{} // by page that the user has followed: changes by others since
+		for _, u := range users {
+			most[u] = map[string]int64{}
+		}
+
+		check := func() {
+			for u, f := range here {
+				for page, fo := range f.follows {
+					if fo.count < 0 || fo.count > most[u][page] {
+						rt.Fatalf("user %x has %d unread changes of %s, want 0 to %d", u[0], fo.count, page, most[u][page])
+					}
+				}
+			}
+		}
+
+		change := func(page string, by *unread.User) {
+			must(store.Change(t.Context(), page, unread.Change{By: by}))
+			published(unread.LevelTopic(page))
+			for u, ofPage := range most {
+				n, hasFollowed := ofPage[page]
+				isOwn := by != nil && *by == u
+				if hasFollowed && !isOwn {
+					ofPage[page] = n + 1
+				}
+			}
+		}
+
+		isLost := false     // and not repaired yet
+		noticed := true     // by the gateway
+		running := false    // catchUp
+		notices := func() { // also when there was no loss
+			if !isLost && !noticed {
+				noticed = true
+				s.StoreBack()
+			}
 		}
 
 		act := func() {
 			u, page := rapid.SampledFrom(users).Draw(rt, "user"), rapid.SampledFrom(pages).Draw(rt, "page")
 			switch rapid.SampledFrom([]string{
-				"change", "own", "follow", "unfollow", "reset", "reset page",
+				"change", "own", "own", "follow", "follow", "unfollow", "reset", "reset page", "lose all", "lose", "repair",
 			}).Draw(rt, "act") {
 			case "change":
-				must(store.Change(t.Context(), page, unread.Change{}))
-				published(unread.LevelTopic(page))
+				if page != ownPage {
+					change(page, nil)
+				}
 			case "own":
-				must(store.Change(t.Context(), page, unread.Change{By: &u}))
-				published(unread.LevelTopic(page))
+				if page == ownPage {
+					u = users[0]
+				}
+				change(page, &u)
 			case "follow":
+				most[u][page] += 0
 				must(outside.Follow(t.Context(), u, page))
 				published(unread.RecordTopic(u))
 			case "unfollow":
@@ -109,11 +166,18 @@ func TestSumsFollowTheStore(t *testing.T) {
 				_, err := outside.Reset(t.Context(), u, page)
 				must(err)
 				published(unread.RecordTopic(u))
+			case "lose all":
+				store.lose(0)
+				isLost, noticed = true, false
+			case "lose":
+				store.lose(rapid.IntRange(0, len(store.writes)).Draw(rt, "left"))
+				store.repair() // before that it would accept no read
+				isLost, noticed = false, false
+			case "repair":
+				store.repair()
+				isLost, noticed = false, false
 			}
 		}
-
-		var s *Sums
-		here := map[unread.User]*Sum{}
 
 		deliver := func() {
 			if len(waiting) == 0 {
@@ -127,6 +191,16 @@ func TestSumsFollowTheStore(t *testing.T) {
 			}
 		}
 
+		catchUp := func() {
+			if running { // there is one goroutine for it
+				return
+			}
+
+			running = true
+			must(s.catchUp(t.Context()))
+			running = false
+		}
+
 		move := func(ctx context.Context) {
 			u := rapid.SampledFrom(users).Draw(rt, "who")
 			if f := here[u]; f != nil {
@@ -138,9 +212,25 @@ func TestSumsFollowTheStore(t *testing.T) {
 			f := s.Enter(ctx, u)
 			if here[u] == nil {
 				here[u] = f
+				s.Add(f, watcher{check})
 			} else { // another follower entered for this user during the read
 				s.Leave(f, nil)
 			}
+		}
+
+		// read does what the end of a reset does, which runs in a goroutine of its own.
+		read := func() {
+			u := rapid.SampledFrom(users).Draw(rt, "who")
+			f := here[u]
+			if f == nil {
+				return
+			}
+
+			states, err := s.followService.Read(t.Context(), u)
+			must(err)
+			s.mu.Lock()
+			s.replace(f, states[0])
+			s.mu.Unlock()
 		}
 
 		gone, cancel := context.WithCancel(t.Context())
@@ -154,7 +244,7 @@ func TestSumsFollowTheStore(t *testing.T) {
 			}
 
 			depth++
-			switch rapid.IntRange(0, 5).Draw(rt, "meanwhile") {
+			switch rapid.IntRange(0, 7).Draw(rt, "meanwhile") {
 			case 0:
 				act()
 			case 1:
@@ -162,37 +252,45 @@ func TestSumsFollowTheStore(t *testing.T) {
 				deliver()
 			case 2:
 				move(gone) // a user who comes during a read does not wait for the next one
+			case 3:
+				read()
+			case 4:
+				notices()
+			case 5:
+				catchUp()
 			}
 
+			check()
 			depth--
 		}})
+		s.cfg.Hub = hub
 		// Background work ends within the step that began it.
 		s.cfg.Group = inline{}
 
-		check := func() {
-			for _, f := range here {
-				if f.sum < 0 {
-					rt.Fatalf("a sum is %d, want none below 0", f.sum)
-				}
-			}
-		}
-
 		for range rapid.IntRange(1, 40).Draw(rt, "steps") {
-			switch rapid.IntRange(0, 5).Draw(rt, "step") {
+			switch rapid.IntRange(0, 7).Draw(rt, "step") {
 			case 0:
 				move(t.Context())
-			case 1, 2:
+			case 1, 2, 3:
 				act()
-			case 3, 4:
+			case 4, 5:
 				deliver()
-			case 5:
-				must(s.catchUp(t.Context()))
+			case 6:
+				notices()
+				catchUp()
+			case 7:
+				read()
 			}
 			check()
 		}
 
 		// All is quiet, and the newest publication of each topic arrives.
 		depth = 2
+		if isLost {
+			store.repair()
+			isLost = false
+		}
+		notices()
 		for _, u := range users {
 			published(unread.RecordTopic(u))
 		}
@@ -203,7 +301,11 @@ func TestSumsFollowTheStore(t *testing.T) {
 			s.Update(u)
 		}
 
-		must(s.catchUp(t.Context()))
+		catchUp()
+		for _, p := range s.pages { // the pauses after questions in vain end
+			s.askLocked(p)
+		}
+		catchUp()
 		check()
 		for _, u := range users {
 			f := here[u]
@@ -226,7 +328,7 @@ func TestSumsFollowTheStore(t *testing.T) {
 			rt.Fatalf("%d users and %d pages are left, want none", len(s.users), len(s.pages))
 		}
 
-		for topic, n := range s.cfg.Hub.(wants) {
+		for topic, n := range hub.wants {
 			if n != 0 {
 				rt.Fatalf("the topic %[2]q is still wanted %[1]d times, want none", n, topic)
 			}
@@ -351,9 +453,15 @@ func (s *askedStore) Authors(
 	return s.Store.Authors(ctx, page, since, users)
 }
 
-// A change has arrived, but the store has lost it before its author was read, as a Redis that comes back older. The
-// store is asked for it with growing pauses. As soon as the store has as many changes again, its number is used.
+// A change has arrived, but the store has lost it, or all changes, before its author was read, as a Redis that comes back
+// older or empty. The store is asked for it with growing pauses. As soon as the store has as many changes again, its
+// number is used.
 func TestALostChangeIsAskedForWithPauses(t *testing.T) {
+	t.Run("the newest", func(t *testing.T) { aLostChangeIsAskedForWithPauses(t, false) })
+	t.Run("all", func(t *testing.T) { aLostChangeIsAskedForWithPauses(t, true) })
+}
+
+func aLostChangeIsAskedForWithPauses(t *testing.T, all bool) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &askedStore{Store: presencemem.New(presencemem.Config{})}
 		s := quiet(store)
@@ -366,7 +474,7 @@ func TestALostChangeIsAskedForWithPauses(t *testing.T) {
 		}
 
 		must(s.followService.Follow(t.Context(), u, "p"))
-		must(store.Change(t.Context(), "p", unread.Change{}))
+		must(store.Change(t.Context(), "p", unread.Change{By: &unread.User{2}}))
 		f := s.Enter(t.Context(), u)
 
 		ctx, end := context.WithCancel(t.Context())
@@ -378,6 +486,11 @@ func TestALostChangeIsAskedForWithPauses(t *testing.T) {
 		lost := levels[0]
 		lost.All++
 		lost.By++
+		again := 1 // changes until the store has as many as before
+		if all {
+			again = 2
+			store.Store = presencemem.New(presencemem.Config{})
+		}
 		for range 3 { // a publication may come more than once
 			s.Update(lost.Update("p"))
 		}
@@ -388,10 +501,12 @@ func TestALostChangeIsAskedForWithPauses(t *testing.T) {
 			t.Errorf("the store was asked %d times in 10 s, want 5 to 20", store.asked)
 		}
 		if n, known := s.Unread(f); n != 1 || !known {
-			t.Errorf("%d are unread (known: %t), want 1, as in the store", n, known)
+			t.Errorf("%d are unread (known: %t), want 1, as before the loss", n, known)
 		}
 
-		must(store.Change(t.Context(), "p", unread.Change{By: &unread.User{2}}))
+		for range again {
+			must(store.Change(t.Context(), "p", unread.Change{By: &unread.User{2}}))
+		}
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		if n, _ := s.Unread(f); n != 2 {
@@ -511,6 +626,113 @@ func TestOwnChangesAfterALoss(t *testing.T) {
 		must(s.catchUp(t.Context()))
 		if !slices.Equal(c.received, []int64{0}) {
 			t.Errorf("the user received the numbers %d, want 0 once", c.received)
+		}
+	})
+}
+
+// TestAUserWhoComesDuringAQuestion: while a gateway asks for the authors of a change, a user enters who follows the page
+// and changes it just then. The answer leaves this user out, and the user's own change is not unread.
+func TestAUserWhoComesDuringAQuestion(t *testing.T) {
+	t.Run("of a store that loses nothing", func(t *testing.T) { aUserWhoComesDuringAQuestion(t, false) })
+	t.Run("of a store that loses its data", func(t *testing.T) { aUserWhoComesDuringAQuestion(t, true) })
+}
+
+func aUserWhoComesDuringAQuestion(t *testing.T, isLost bool) {
+	synctest.Test(t, func(t *testing.T) {
+		early, late, other := unread.User{1}, unread.User{2}, unread.User{3}
+		store := &busyStore{meanwhile: func() {}}
+		s := quiet(store)
+		c := &tab{}
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+
+		begin := func() {
+			store.Store = presencemem.New(presencemem.Config{})
+			must(s.followService.Follow(t.Context(), early, "p"))
+			must(s.followService.Follow(t.Context(), late, "p"))
+		}
+
+		begin()
+		s.Enter(t.Context(), early)
+		must(store.Change(t.Context(), "p", unread.Change{By: &other}))
+		levels, _, err := store.Levels(t.Context(), early, []string{"p"})
+		must(err)
+		s.Update(levels[0].Update("p"))
+
+		store.meanwhile = func() {
+			store.meanwhile = func() {}
+			s.Add(s.Enter(t.Context(), late), c)
+			if isLost {
+				time.Sleep(time.Second) // a store assigns incarnations by its clock
+				begin()
+				must(store.Change(t.Context(), "p", unread.Change{By: &other}))
+			}
+			must(store.Change(t.Context(), "p", unread.Change{By: &late}))
+		}
+		must(s.catchUp(t.Context()))
+		if !slices.Equal(c.received, []int64{1}) {
+			t.Errorf("the user received the numbers %d, want 1 once", c.received)
+		}
+	})
+}
+
+// TestARecordThatIsReadLate: a tab reads a user's record, and before it has the answer the gateway has read a newer one.
+// One of the two does not exist, so their versions do not say which is newer.
+func TestARecordThatIsReadLate(t *testing.T) {
+	t.Run("from before the first follow", func(t *testing.T) { aRecordThatIsReadLate(t, false) })
+	t.Run("from before a loss", func(t *testing.T) { aRecordThatIsReadLate(t, true) })
+}
+
+func aRecordThatIsReadLate(t *testing.T, isLost bool) {
+	synctest.Test(t, func(t *testing.T) {
+		u := unread.User{1}
+		store := &busyStore{Store: presencemem.New(presencemem.Config{}), meanwhile: func() {}}
+		s := quiet(store)
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+
+		if isLost {
+			must(s.followService.Follow(t.Context(), u, "p"))
+		}
+
+		reads := 0
+		store.meanwhile = func() {
+			reads++
+			if reads != 2 { // the record has just been read
+				return
+			}
+
+			if isLost {
+				time.Sleep(time.Millisecond) // a store assigns incarnations by its clock
+				store.Store = presencemem.New(presencemem.Config{})
+			} else {
+				must(s.followService.Follow(t.Context(), u, "p"))
+			}
+			s.StoreBack()
+			must(s.catchUp(t.Context()))
+		}
+
+		c := &tab{}
+		s.Add(s.Enter(t.Context(), u), c)
+		must(s.catchUp(t.Context()))
+		must(store.Change(t.Context(), "p", unread.Change{}))
+		levels, _, err := store.Levels(t.Context(), u, []string{"p"})
+		must(err)
+		s.Update(levels[0].Update("p"))
+		must(s.catchUp(t.Context()))
+
+		want, _, err := s.followService.Unread(t.Context(), u)
+		must(err)
+		if n := c.received[len(c.received)-1]; n != want {
+			t.Errorf("the user received the numbers %d, want %d at last", c.received, want)
 		}
 	})
 }
