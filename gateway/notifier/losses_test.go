@@ -18,10 +18,26 @@ type losingStore struct {
 	levels  map[string]uint64
 	records map[unread.User]uint64
 	before  map[string]int64 // by page: Level.Before
+
+	losses int
+	past   map[string][]moment // what was ever stored of each page
+	first  map[userFollow]int  // losses before a follow was first read
+}
+
+type userFollow struct {
+	user   unread.User
+	follow unread.Follow
+}
+
+// moment has a level of a page and all own changes.
+type moment struct {
+	losses int // before it
+	level  unread.Level
+	owns   map[unread.User]unread.Own
 }
 
 func newLosingStore() *losingStore {
-	s := &losingStore{}
+	s := &losingStore{past: map[string][]moment{}, first: map[userFollow]int{}}
 	s.lose(0)
 
 	return s
@@ -36,6 +52,9 @@ func (s *losingStore) lose(left int) {
 		levels:  map[string]uint64{},
 		records: map[unread.User]uint64{},
 		before:  map[string]int64{},
+		losses:  s.losses + 1,
+		past:    s.past,
+		first:   s.first,
 	}
 
 	for _, write := range writes {
@@ -52,6 +71,25 @@ func (s *losingStore) repair() {
 		l, _, _ := s.Store.Authors(context.Background(), page, 0, nil)
 		s.before[page] = l.All
 	}
+}
+
+// remember adds what is stored of pages to the past.
+func (s *losingStore) remember(pages []string, users []unread.User) {
+	for _, page := range pages {
+		l, owns, _ := s.Authors(context.Background(), page, 0, users)
+		s.past[page] = append(s.past[page], moment{s.losses, l, owns})
+	}
+}
+
+// most returns how many changes of a page can be unread at most for a user with that follow.
+func (s *losingStore) most(u unread.User, f unread.Follow) (n int64) {
+	for _, m := range s.past[f.Page] {
+		if m.losses >= s.first[userFollow{u, f}] {
+			n = max(n, f.Unread(m.level, m.owns[u]))
+		}
+	}
+
+	return n
 }
 
 func (s *losingStore) raised(page string, l unread.Level) unread.Level {
@@ -92,6 +130,11 @@ func (s *losingStore) Records(ctx context.Context, users []unread.User) ([]unrea
 	for i, u := range users {
 		if records[i].Version != (presence.Version{}) {
 			records[i].Version.Incarnation = max(s.records[u], s.lowest)
+		}
+		for _, f := range records[i].Follows {
+			if _, isKnown := s.first[userFollow{u, f}]; !isKnown {
+				s.first[userFollow{u, f}] = s.losses
+			}
 		}
 	}
 
