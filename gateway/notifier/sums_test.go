@@ -434,15 +434,24 @@ func (s *askedStore) Authors(
 	return s.Store.Authors(ctx, page, since, users)
 }
 
-// A change has arrived, but the store has lost it, or all changes, before its author was read, as a Redis that comes back
-// older or empty. The store is asked for it with growing pauses. As soon as the store has as many changes again, its
-// number is used.
+// A change has arrived, but the store has lost it before its author was read, as a Redis that comes back older or empty.
+// The store is asked for it with growing pauses. As soon as the store has as many changes again, its number is used.
 func TestALostChangeIsAskedForWithPauses(t *testing.T) {
-	t.Run("the newest", func(t *testing.T) { aLostChangeIsAskedForWithPauses(t, false) })
-	t.Run("all", func(t *testing.T) { aLostChangeIsAskedForWithPauses(t, true) })
+	nothing := func(*askedStore) error { return nil }
+	empty := func(s *askedStore) error {
+		s.Store = presencemem.New(presencemem.Config{})
+		return nil
+	}
+	another := func(s *askedStore) error { return s.Change(t.Context(), "p", unread.Change{}) }
+
+	t.Run("the newest", func(t *testing.T) { aLostChangeIsAskedForWithPauses(t, nothing, 1) })
+	t.Run("all", func(t *testing.T) { aLostChangeIsAskedForWithPauses(t, empty, 1) })
+	t.Run("the newest, and another one is in its place", func(t *testing.T) {
+		aLostChangeIsAskedForWithPauses(t, another, 2)
+	})
 }
 
-func aLostChangeIsAskedForWithPauses(t *testing.T, all bool) {
+func aLostChangeIsAskedForWithPauses(t *testing.T, lose func(*askedStore) error, left int64) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &askedStore{Store: presencemem.New(presencemem.Config{})}
 		s := quiet(store)
@@ -467,11 +476,7 @@ func aLostChangeIsAskedForWithPauses(t *testing.T, all bool) {
 		lost := levels[0]
 		lost.All++
 		lost.By++
-		again := 1 // changes until the store has as many as before
-		if all {
-			again = 2
-			store.Store = presencemem.New(presencemem.Config{})
-		}
+		must(lose(store))
 		for range 3 { // a publication may come more than once
 			s.Update(lost.Update("p"))
 		}
@@ -481,17 +486,20 @@ func aLostChangeIsAskedForWithPauses(t *testing.T, all bool) {
 		if store.asked < 5 || store.asked > 20 {
 			t.Errorf("the store was asked %d times in 10 s, want 5 to 20", store.asked)
 		}
-		if n, known := s.Unread(f); n != 1 || !known {
-			t.Errorf("%d are unread (known: %t), want 1, as before the loss", n, known)
+		if n, known := s.Unread(f); n != left || !known {
+			t.Errorf("%d are unread (known: %t), want %d", n, known, left)
 		}
 
-		for range again {
+		for range 3 {
 			must(store.Change(t.Context(), "p", unread.Change{By: &unread.User{2}}))
 		}
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		if n, _ := s.Unread(f); n != 2 {
-			t.Errorf("%d are unread, want 2", n)
+
+		levels, _, err = store.Levels(t.Context(), u, []string{"p"})
+		must(err)
+		if n, _ := s.Unread(f); n != levels[0].All {
+			t.Errorf("%d are unread, want %d", n, levels[0].All)
 		}
 
 		s.Leave(f, nil)
