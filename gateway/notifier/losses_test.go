@@ -8,8 +8,8 @@ import (
 	"headcount/unread"
 )
 
-// losingStore is a store that loses its newest data, or all, like a Redis that comes back older or empty. Until repair a
-// page without changes has no incarnation. After it all incarnations are above those from before the loss.
+// losingStore is a store that loses its newest data, or all, like a Redis that comes back older or empty. Until repair
+// a page without changes has no incarnation. After it all incarnations are above those from before the loss.
 type losingStore struct {
 	*presencemem.Store
 	writes  []func() // all writes that are left, for the next loss

@@ -136,8 +136,8 @@ func (s *Sums) readLocked(fo *follow, l unread.Level) {
 	}
 }
 
-// countLocked counts each follow of a page, see countNewest, and sends the new sum to the connections of each user whose
-// sum changes. It reports whether all own changes reach the newest level.
+// countLocked counts each follow of a page, see countNewest, and sends the new sum to the connections of each user
+// whose sum changes. It reports whether all own changes reach the newest level.
 func (s *Sums) countLocked(p *page, read unread.Level) (isComplete bool) {
 	isComplete = true
 	for _, fo := range p.follows {
@@ -183,7 +183,8 @@ func (s *Sums) askedInVainLocked(p *page) {
 }
 
 // countNewest counts what is unread at the newest level of the page. If the own changes do not reach that, it takes the
-// level that was just read; if they do not reach this either, the count stays. It reports whether they reach the newest.
+// level that was just read; if they do not reach this either, the count stays. It reports whether they reach the
+// newest.
 func (fo *follow) countNewest(read unread.Level) (reached bool) {
 	newest := fo.page.newest
 	if fo.own.reaches(newest) {

@@ -109,7 +109,8 @@ func (s *Sums) readUsers(ctx context.Context, users []*Sum) error {
 	return err
 }
 
-// readAuthors reads the own changes that do not reach the newest level of a page, and counts the level in their follows.
+// readAuthors reads the own changes that do not reach the newest level of a page, and counts the level in their
+// follows.
 func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 	since, wanted, asked := s.beginAuthors(p)
 	if len(asked) == 0 {

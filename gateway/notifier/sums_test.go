@@ -63,9 +63,9 @@ type inline struct{}
 func (inline) Go(f func()) { f() }
 
 // TestSumsFollowTheStore: publications come late, twice, in any order, or not at all except for the last one. The store
-// loses its data or its last data, also during a read. Meanwhile users come and go, and others change everything. At rest
-// the sums are those of the store. Of no page fewer than 0 changes are ever unread, or more than were unread in the store
-// at some moment since its last loss before it had the user's follow.
+// loses its data or its last data, also during a read. Meanwhile users come and go, and others change everything. At
+// rest the sums are those of the store. Of no page fewer than 0 changes are ever unread, or more than were unread in
+// the store at some moment since its last loss before it had the user's follow.
 func TestSumsFollowTheStore(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		store := newLosingStore()
@@ -123,7 +123,8 @@ func TestSumsFollowTheStore(t *testing.T) {
 		act := func() {
 			u, page := rapid.SampledFrom(users).Draw(rt, "user"), rapid.SampledFrom(pages).Draw(rt, "page")
 			switch rapid.SampledFrom([]string{
-				"change", "own", "own", "follow", "follow", "unfollow", "reset", "reset page", "lose all", "lose", "repair",
+				"change", "own", "own", "follow", "follow", "unfollow", "reset", "reset page",
+				"lose all", "lose", "repair",
 			}).Draw(rt, "act") {
 			case "change":
 				must(store.Change(t.Context(), page, unread.Change{}))
@@ -434,8 +435,9 @@ func (s *askedStore) Authors(
 	return s.Store.Authors(ctx, page, since, users)
 }
 
-// A change has arrived, but the store has lost it before its author was read, as a Redis that comes back older or empty.
-// The store is asked for it with growing pauses. As soon as the store has as many changes again, its number is used.
+// A change has arrived, but the store has lost it before its author was read, as a Redis that comes back older or
+// empty. The store is asked for it with growing pauses. As soon as the store has as many changes again, its number is
+// used.
 func TestALostChangeIsAskedForWithPauses(t *testing.T) {
 	nothing := func(*askedStore) error { return nil }
 	empty := func(s *askedStore) error {
@@ -619,8 +621,8 @@ func TestOwnChangesAfterALoss(t *testing.T) {
 	})
 }
 
-// TestAUserWhoComesDuringAQuestion: while a gateway asks for the authors of a change, a user enters who follows the page
-// and changes it just then. The answer leaves this user out, and the user's own change is not unread.
+// TestAUserWhoComesDuringAQuestion: while a gateway asks for the authors of a change, a user enters who follows the
+// page and changes it just then. The answer leaves this user out, and the user's own change is not unread.
 func TestAUserWhoComesDuringAQuestion(t *testing.T) {
 	t.Run("of a store that loses nothing", func(t *testing.T) { aUserWhoComesDuringAQuestion(t, false) })
 	t.Run("of a store that loses its data", func(t *testing.T) { aUserWhoComesDuringAQuestion(t, true) })
@@ -669,8 +671,8 @@ func aUserWhoComesDuringAQuestion(t *testing.T, isLost bool) {
 	})
 }
 
-// TestARecordThatIsReadLate: a tab reads a user's record, and before it has the answer the gateway has read a newer one.
-// One of the two does not exist, so their versions do not say which is newer.
+// TestARecordThatIsReadLate: a tab reads a user's record, and before it has the answer the gateway has read a newer
+// one. One of the two does not exist, so their versions do not say which is newer.
 func TestARecordThatIsReadLate(t *testing.T) {
 	t.Run("from before the first follow", func(t *testing.T) { aRecordThatIsReadLate(t, false) })
 	t.Run("from before a loss", func(t *testing.T) { aRecordThatIsReadLate(t, true) })
