@@ -204,6 +204,7 @@ class Fallback extends EventTarget {
   /** @type {Set<string>} */ #subscribed = new Set(); // topics
   // pages that the server may refuse: it has not answered yet, and an event stream does not say why
   /** @type {Set<string>} */ #unsure = new Set();
+  /** @type {Set<string>} */ #unheld = new Set(); // joined pages on which the server has not counted the user yet
   /** @type {Map<string, any>} */ #sets = new Map(); // keys of subscribed counters that have members -> the newest said
   /** @type {Map<string, Stream>} */ #streams = new Map(); // at most STREAMS
   /** @type {any[]} */ #timers;
@@ -243,11 +244,13 @@ class Fallback extends EventTarget {
       case 'join':
         if (this.#held.has(page)) return;
         this.#unsure.add(page);
+        this.#unheld.add(page);
         this.#keep(page);
         break;
       case 'leave':
         clearInterval(this.#held.get(page));
         this.#held.delete(page);
+        this.#unheld.delete(page);
         this.#hold(page, 'decrement');
         break;
       case 'subscribe':
@@ -355,7 +358,8 @@ class Fallback extends EventTarget {
       .then(() => this.#fetch(`${encodeURIComponent(page)}/counter`, 'PUT', `{"action":"${action}"}`))
       .then((counter) => {
         this.#unsure.delete(page);
-        this.#say({ type: 'count', ...counter });
+        if (action === 'increment') this.#unheld.delete(page);
+        this.#count(counter);
       })
       .catch(({ status, message }) => {
         // A PUT without an answer, or that the server cannot carry out now, is sent again. The streams also notice the
@@ -372,6 +376,7 @@ class Fallback extends EventTarget {
     if (!code) return false;
     clearInterval(this.#held.get(page));
     this.#held.delete(page);
+    this.#unheld.delete(page);
     this.#subscribed.delete(page);
     this.#say({ type: 'error', code, message, page });
     return true;
@@ -391,7 +396,7 @@ class Fallback extends EventTarget {
     if (!pages.length) return;
     try {
       const { counters } = await this.#fetch(`-/counters?${query('page', pages)}`);
-      for (const counter of counters) this.#say({ type: 'count', ...counter });
+      for (const counter of counters) this.#count(counter);
     } catch (/** @type {any} */ { status, message }) {
       if (!status) return this.#fail();
       // It does not say which one it is.
@@ -417,6 +422,11 @@ class Fallback extends EventTarget {
           this.#say({ type: 'error', code: status === 400 ? 'bad_counter' : 'forbidden', message, counter: key });
         else if (!status) this.#fail();
       });
+  }
+
+  /** Says a count. It is stale, like that of a late join over a WebSocket, until the user of a joined page is in it. */
+  #count(/** @type {any} */ count) {
+    this.#say({ type: 'count', ...count, ...(this.#unheld.has(count.page) && { stale: true }) });
   }
 
   /** Says a counter, with whether the user is a member, which the streams do not tell. */
@@ -491,10 +501,11 @@ class Fallback extends EventTarget {
         stream.heard = true;
         say(JSON.parse(data));
       });
-    on('count', (count) => this.#say({ type: 'count', ...count }));
+    on('count', (count) => this.#count(count));
     on('counter', (counter) => this.#counter(counter));
     source.addEventListener('join', ({ data }) => {
       if (this.#streams.get(page) !== stream) return;
+      this.#unheld.delete(page);
       stream.before?.close();
       clearTimeout(stream.renewal);
       // that proves that somebody is here
@@ -536,7 +547,7 @@ class Fallback extends EventTarget {
       '-/counters',
       'page',
       topics.filter((topic) => !isCounter(topic)),
-      (counter) => this.#say({ type: 'count', ...counter }),
+      (counter) => this.#count(counter),
     );
     ask(
       COUNTERS,

@@ -162,6 +162,53 @@ test('tabs that cannot share a connection leave some for the site, and the hidde
   }
 });
 
+test('counts of a joined page are stale until the server has counted the user', async () => {
+  globalThis.EventSource = class extends EventTarget {
+    close() {}
+  };
+  let away = false;
+  globalThis.fetch = async (url, { method = 'GET', body } = {}) => {
+    if (url.pathname.endsWith('/events')) return new Response('');
+    if (url.pathname === '/-/me/unread') return Response.json({ count: 0 }, { status: body === '{}' ? 400 : 200 });
+    if (method === 'PUT')
+      return Response.json(away ? { title: 'try again' } : { page: 'p', count: 8 }, { status: away ? 503 : 200 });
+    return Response.json({ counters: [{ page: 'p', count: 7 }] });
+  };
+  const settle = async () => {
+    for (let i = 0; i < 20; i++) await new Promise(setImmediate);
+  };
+  const rescue = await fresh();
+  await rescue(ADDRESS, 1);
+  const replacement = new (await rescue(ADDRESS, 2))(ADDRESS.href);
+  const counts = [];
+  replacement.addEventListener('message', ({ data }) => {
+    const { type, count, stale = false } = JSON.parse(data);
+    if (type === 'count') counts.push(`${count} ${stale}`);
+  });
+  mock.timers.enable({ apis: ['setInterval'] });
+  try {
+    replacement.send('{"type":"subscribe","pages":["p"]}');
+    await settle();
+    away = true;
+    replacement.send('{"type":"join","page":"p"}');
+    await settle();
+    replacement.send('{"type":"subscribe","pages":["p"]}');
+    await settle();
+    away = false;
+    replacement.send('{"type":"leave","page":"p"}');
+    replacement.send('{"type":"join","page":"p"}');
+    await settle();
+    replacement.send('{"type":"subscribe","pages":["p"]}');
+    await settle();
+    // The third is the answer to the leave, which comes when the page is joined again.
+    assert.deepEqual(counts, ['7 false', '7 true', '8 true', '8 false', '7 false']);
+  } finally {
+    replacement.close();
+    mock.timers.reset();
+    delete globalThis.EventSource;
+  }
+});
+
 test('what one connection has found out says nothing of another', async () => {
   const { default: rescue } = await import('../rescue.js');
   answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' } };
