@@ -240,12 +240,14 @@ func (s *simulation) join(r *simRegion) {
 	r.end = end
 	go r.home.watches.Watch(ctx, r.heard, func() {})
 
+	var all []*process
+	for range simProcesses {
+		all = append(all, r.newProcess())
+	}
 	r.mu.Lock()
 	r.joined = true
+	r.processes = all
 	r.mu.Unlock()
-	for range simProcesses {
-		r.processes = append(r.processes, r.newProcess())
-	}
 
 	for _, id := range partitions() {
 		r.move(id, s.rand.Below(simProcesses))
