@@ -96,7 +96,7 @@ func check(dir, model, setting, optimise string) (broken string, err error) {
 	commands := [][]string{
 		append(append([]string{"spin"}, strings.Fields(setting)...), "-a", file),
 		// Only assertions are checked, within this much memory.
-		{"gcc", optimise, "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=3000", "-o", "pan", "pan.c"},
+		{"gcc", optimise, "-w", "-DSAFETY", "-DMEMLIM=3000", "-o", "pan", "pan.c"},
 		{"./pan", "-m100000"},
 	}
 	for _, command := range commands {
