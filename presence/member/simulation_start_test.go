@@ -125,42 +125,32 @@ func TestANodeMayNotKnowAGateway(t *testing.T) {
 // TestAFormerLeaseEndsNoProcess: soon after a process was started again, Redis fails over to a replica that has the
 // lease of the former run instead of the new one. The process runs on.
 func TestAFormerLeaseEndsNoProcess(t *testing.T) {
-	for moment := range moments(9) {
-		synctest.Test(t, func(t *testing.T) {
-			s := clusterOf(3)
-			defer s.end()
-			s.ready()
+	overFormerLease(t, func(s *simulation, again *member, former presence.Process, moment int) {
+		// The replica has the lease as it was at the end of the former run.
+		until := time.Now().Add(leaseTTL)
+		s.start(again)
 
-			again := s.members[0]
-			former := presence.Process{
-				Name: again.name, Incarnation: again.process.self.Incarnation, Roles: again.roles,
-			}
-
-			s.leave(again)
-			<-again.left
-
-			// The replica has the lease as it was at the end of the former run.
-			until := time.Now().Add(leaseTTL)
-			s.start(again)
-
-			time.Sleep(time.Second + time.Duration(moment)*renewEvery/9)
-			s.store.set(func() { s.store.leases[again.name] = simLease{former, until} })
-
-			time.Sleep(simQuiet)
-			s.ready()
-			if !s.failed() {
-				s.check()
-			}
-			if s.failed() {
-				t.Errorf("moment %d: %s", moment, s.failure)
-			}
-		})
-	}
+		time.Sleep(time.Second + time.Duration(moment)*renewEvery/9)
+		s.store.set(func() { s.store.leases[again.name] = simLease{former, until} })
+	})
 }
 
 // TestAFormerLeaseArrivesLate: a process was started again and stands still before its first renewal, as everything on
 // its machine does. The last renewal of the former run reaches the store only then. The process runs on.
 func TestAFormerLeaseArrivesLate(t *testing.T) {
+	overFormerLease(t, func(s *simulation, again *member, former presence.Process, moment int) {
+		s.start(again)
+		again.life.freeze()
+		time.Sleep(time.Second + time.Duration(moment)*renewEvery/2)
+		s.store.set(func() { s.store.leases[again.name] = simLease{former, time.Now().Add(leaseTTL)} })
+		again.life.thaw()
+	})
+}
+
+// overFormerLease lets a process of a cluster leave, and calls restart, which starts it again and gives the store the
+// lease of the former run at one of several moments. All is right then.
+func overFormerLease(t *testing.T, restart func(s *simulation, again *member, former presence.Process, moment int)) {
+	t.Helper()
 	for moment := range moments(9) {
 		synctest.Test(t, func(t *testing.T) {
 			s := clusterOf(3)
@@ -171,15 +161,10 @@ func TestAFormerLeaseArrivesLate(t *testing.T) {
 			former := presence.Process{
 				Name: again.name, Incarnation: again.process.self.Incarnation, Roles: again.roles,
 			}
-
 			s.leave(again)
 			<-again.left
 
-			s.start(again)
-			again.life.freeze()
-			time.Sleep(time.Second + time.Duration(moment)*renewEvery/2)
-			s.store.set(func() { s.store.leases[again.name] = simLease{former, time.Now().Add(leaseTTL)} })
-			again.life.thaw()
+			restart(s, again, former, moment)
 
 			time.Sleep(simQuiet)
 			s.ready()
