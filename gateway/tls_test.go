@@ -19,6 +19,7 @@ import (
 	coder "github.com/coder/websocket"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"headcount/gateway/fanout"
 	"headcount/gateway/socket"
 	"headcount/internal/testkit"
 )
@@ -195,15 +196,16 @@ func TestServerTLS(t *testing.T) {
 func TestServerSlowClientOverHTTP2(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	s, client := serveTLS(t, func(c *Config) {
-		c.WriteTimeout = 100 * time.Millisecond
+		c.WriteTimeout = time.Second
 		c.Registerer = reg
 	})
 
 	s.events(client(false), "p", 2)
 	s.settles(1)
-	// Enough to fill the system's buffers, so that a write waits.
+	// Enough to fill the system's buffers, so that a write waits. It waits for the first counts, too.
+	enough := make([]byte, 16<<20)
 	for _, c := range s.g.hub.Clients() {
-		_ = c.Try(make([]byte, 16<<20))
+		testkit.Eventually(t, "the write begins", func() bool { return !errors.Is(c.Try(enough), fanout.ErrBusy) })
 	}
 
 	s.settles(0)
