@@ -38,7 +38,7 @@ type surfer struct {
 	chance *rand.Rand
 	tabs   []*surferTab // that are open
 	opened int
-	held   time.Time // when it last asked for a page to be held
+	held   time.Time // when it last asked for a page to be held, and later by the time that owners stood still since
 }
 
 // surferTab is one tab.
@@ -93,6 +93,15 @@ func (u *surfer) asked(method, address string) {
 		u.held = time.Now()
 		u.mu.Unlock()
 	}
+}
+
+// stoodStill says that a process did, for so long. If it owned what is held, its clock stood still too, so that those
+// who could not renew their holds keep them.
+func (u *surfer) stoodStill(d time.Duration) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+
+	u.held = u.held.Add(d)
 }
 
 func (u *surfer) heldUntil() time.Time {

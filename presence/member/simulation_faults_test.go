@@ -363,9 +363,14 @@ func (s *simulation) freeze(m *member, kind faultKind) {
 	// Later exactly this life of the process is thawed: m may have another one by then.
 	r.life.freeze()
 
+	began := time.Now()
 	s.add(kind, lasts, m.name+" stands still", func() {
 		r.frozen = false
 		r.life.thaw()
+
+		for _, u := range s.surfers {
+			u.stoodStill(time.Since(began))
+		}
 	})
 }
 
