@@ -322,6 +322,24 @@ func TestHandshakes(t *testing.T) {
 	})
 }
 
+// The headers of an upgrade mean nothing to a call that opens no WebSocket, so they spare it no check.
+func TestUpgradeHeadersSpareNoCheck(t *testing.T) {
+	inMemoryWith(t, everything, func(t *testing.T, s *served) {
+		const hold = `{"action":"increment"}`
+		for _, call := range []struct{ method, path, body string }{
+			{"PUT", "/p/counter", hold}, {"GET", "/p/counter", ""}, {"GET", "/app/counter", ""},
+			{"POST", "/api/v1/counters/views:1/increment", ""},
+		} {
+			lines := upgrade("X-API-Key: wrong")
+			s.do(call.method, call.path, call.body, lines...).problem(t, call.method+" "+call.path, 401)
+		}
+
+		if n := s.count("p"); n != 0 {
+			t.Errorf("%d are counted, want nobody: the server with the wrong key is no visitor", n)
+		}
+	})
+}
+
 // Page ids in paths and queries are equal in any percent-encoding.
 func TestPercentEncoding(t *testing.T) {
 	visits(t, 0, nil, func(t *testing.T, s *served) {

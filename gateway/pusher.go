@@ -14,17 +14,15 @@ import (
 	"headcount/presence"
 )
 
-const pusherRoot = "/app/"
-
 // pusherRoutes adds the path of Pusher's clients. Another key has no route, since /app/:key would hide the page app.
 func (g *Gateway) pusherRoutes(e *gin.Engine) {
 	upgrade := calls.Serve(g.cfg.Log, g.getPusher)
 	notFound := calls.Serve(g.cfg.Log, api.NotFound)
 
-	e.GET(pusherRoot+g.cfg.API.App.Key, upgrade)
+	e.GET(calls.PusherRoot+g.cfg.API.App.Key, upgrade)
 	e.NoRoute(func(c *gin.Context) {
 		// The escaped path, in which a slash of a page's id is none.
-		if strings.HasPrefix(c.Request.URL.EscapedPath(), pusherRoot) && c.GetHeader("Upgrade") != "" {
+		if strings.HasPrefix(c.Request.URL.EscapedPath(), calls.PusherRoot) && c.GetHeader("Upgrade") != "" {
 			upgrade(c)
 		} else {
 			notFound(c)

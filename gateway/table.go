@@ -20,11 +20,12 @@ func (g *Gateway) longCalls() []calls.Call {
 			Who: calls.Visitor, Takes: "lastevent urltoken urlid join", Gives: "text/event-stream",
 			Refuses: "401 429 503",
 			Does:    "The count, live, as server-sent events."},
-		{ID: "openSocket", Method: http.MethodGet, Path: "/-/ws", Do: g.getSocket,
+		{ID: "openSocket", Method: http.MethodGet, Path: calls.SocketPath, Do: g.getSocket,
 			Who: calls.Visitor, Takes: "urltoken urlid back", Gives: "101", Refuses: "401 426 503",
 			Does: "The WebSocket; its frames are in /-/asyncapi.json."},
 		{
-			ID: "openPusherSocket", Method: http.MethodGet, Path: pusherRoot + "{app}", // pusherRoutes adds the route
+			// pusherRoutes adds the route.
+			ID: "openPusherSocket", Method: http.MethodGet, Path: calls.PusherRoot + "{app}",
 			Who: calls.Visitor, Takes: "protocol urltoken urlid back", Gives: "101", Refuses: "426",
 			Does: "With --pusher-key: the WebSocket of Pusher's clients. Refusals of an upgrade are close codes.",
 		},

@@ -100,7 +100,7 @@ func (w *Callers) Public(c *gin.Context) error { return w.Identities.CheckToken(
 // unnoticed.
 func (w *Callers) checkToken(c *gin.Context) error {
 	// A path that does not exist is 404 in any case, and upgrades are refused by their own handlers.
-	if !w.IsServer(c.Request) || c.FullPath() == "" || c.IsWebsocket() {
+	if !w.IsServer(c.Request) || c.FullPath() == "" || calls.IsUpgrade(c) {
 		return nil
 	}
 

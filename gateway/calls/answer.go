@@ -2,6 +2,7 @@ package calls
 
 import (
 	"net/http"
+	"strings"
 	"sync"
 
 	"github.com/gin-gonic/gin"
@@ -103,12 +104,21 @@ func Guard(log zerolog.Logger, check func(*gin.Context) error) gin.HandlerFunc {
 func CheckKey(isKey func(key string) bool) func(*gin.Context) error {
 	return func(c *gin.Context) error {
 		key := httppolicy.APIKey(c.Request)
-		if key == "" || c.FullPath() == "" || c.IsWebsocket() || isKey(key) {
+		if key == "" || c.FullPath() == "" || IsUpgrade(c) || isKey(key) {
 			return nil
 		}
 
 		return errWrongKey
 	}
+}
+
+// IsUpgrade reports whether a request opens a WebSocket. Elsewhere the headers of an upgrade mean nothing, and must not
+// spare a call its checks.
+func IsUpgrade(c *gin.Context) bool {
+	path := c.FullPath()
+	takes := path == SocketPath || strings.HasPrefix(path, PusherRoot)
+
+	return takes && c.IsWebsocket()
 }
 
 func (a *Answer) write(c *gin.Context) {

@@ -12,6 +12,12 @@ import (
 	"github.com/rs/zerolog"
 )
 
+// Paths of WebSockets: of our own, and of Pusher's clients, whose key follows.
+const (
+	SocketPath = "/-/ws"
+	PusherRoot = "/app/"
+)
+
 // Who may make a call.
 type Who int
 
