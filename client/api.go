@@ -234,6 +234,8 @@ func (a *API) Hold(ctx context.Context, page string) (c Count, id string, err er
 	in := map[string]string{"action": "increment"}
 	header, err := a.Do(ctx, http.MethodPut, pagePath(page, "/counter"), in, &c)
 
+	// A cookie alone has an id that was signed anew; --cookie-name may give it another name.
+	id = header.Get("Headcount-Id")
 	for _, cookie := range (&http.Response{Header: header}).Cookies() {
 		if strings.HasPrefix(cookie.Name, "headcount_id") { // of the first site, or of another one with its name
 			id = cookie.Value

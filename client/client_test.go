@@ -544,6 +544,23 @@ func calls(status int, header, body string) (*API, *string) {
 	}), asked
 }
 
+// The name of the cookie is a setting of the server. A new id comes in a header of its own, too.
+func TestHoldReturnsTheIDWhateverTheCookie(t *testing.T) {
+	const page = `{"page":"p","count":1,"updated_at":null,"version":"1-2"}`
+
+	for header, want := range map[string]string{
+		"Headcount-Id: new.id":               "new.id",
+		"Set-Cookie: headcount_id=new.id":    "new.id",
+		"Set-Cookie: headcount_id_s=new.id":  "new.id",
+		"Set-Cookie: of_a_proxy=somebody.is": "",
+	} {
+		a, _ := calls(http.StatusOK, header, page)
+		if _, id, err := a.Hold(t.Context(), "p"); err != nil || id != want {
+			t.Errorf("%s: the id is %q, %v, want %q", header, id, err, want)
+		}
+	}
+}
+
 var errSeen = errors.New("seen")
 
 func TestCalls(t *testing.T) {
