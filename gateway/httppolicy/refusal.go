@@ -91,11 +91,16 @@ var refusal = []byte("Content-Type: text/plain; charset=utf-8\r\nConnection: clo
 // noTLS follows the status line in the refusal of a client that does not speak TLS to a port that does.
 var noTLS = []byte("\r\nClient sent an HTTP request to an HTTPS server.\n")
 
+// unexpected ends the status line of a request with an unknown expectation, whose refusal has no text. No handler
+// answers so.
+var unexpected = []byte(" 417 Expectation Failed")
+
 func (c clientConn) Write(p []byte) (int, error) {
 	line, rest, _ := bytes.Cut(p, []byte("\r\n"))
 	plain := bytes.Equal(rest, noTLS)
+	refused := plain || bytes.HasPrefix(rest, refusal) || bytes.HasSuffix(line, unexpected)
 	// A shorter line has no status to read below.
-	if !plain && !bytes.HasPrefix(rest, refusal) || len(line) < len("HTTP/1.1 400") {
+	if !refused || len(line) < len("HTTP/1.1 400") {
 		return c.socketConn.Write(p)
 	}
 	status, err := strconv.Atoi(string(line[9:12]))
@@ -104,11 +109,11 @@ func (c clientConn) Write(p []byte) (int, error) {
 	}
 
 	h := http.Header{"Connection": {"close"}}
-	refused := problem{Status: status, Detail: unreadable(status)}
+	said := problem{Status: status, Detail: unreadable(status)}
 	if plain {
-		refused.Detail = "This port speaks TLS only; use https."
+		said.Detail = "This port speaks TLS only; use https."
 	}
-	_, body := refused.describe(h)
+	_, body := said.describe(h)
 
 	var b bytes.Buffer
 	b.Write(line)
