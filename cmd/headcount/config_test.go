@@ -410,6 +410,8 @@ var refused = map[string]struct {
 	"advertise is bad":                 {flag: "advertise", args: "--advertise node-1"},
 	"advertise without a port to dial": {flag: "advertise", args: "--advertise node-1:0"},
 	"one address twice":                {flag: "listen", args: "--listen 127.0.0.1:8081"},
+	"a wildcard over an address":       {flag: "listen", args: "--listen :8081"},
+	"an address under a wildcard":      {flag: "listen", args: "--listen [::1]:8081 --admin-listen 0.0.0.0:8081"},
 	"wildcard cluster-listen without advertise": {
 		flag: "advertise", args: "--redis redis://h --cluster-listen :7946 --cluster-secret s",
 	},
@@ -605,6 +607,8 @@ func TestAcceptedSettings(t *testing.T) {
 		"regions never stale":                "--region-stale-after 0",
 		"any port": "--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --cluster-listen " +
 			"127.0.0.1:0",
+		"any port of every address":       "--listen :0 --admin-listen 127.0.0.1:0",
+		"one port of two addresses":       "--listen 127.0.0.2:8081",
 		"roles in any order and twice":    "--roles dispatcher,presence,gateway,presence",
 		"cluster addresses without redis": "--cluster-listen :7946 --advertise node-1:7946",
 		"cluster secret without redis":    "--cluster-secret s --cluster-secret t",

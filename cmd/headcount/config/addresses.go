@@ -78,14 +78,27 @@ func (c *Server) checkAddresses() error {
 	opened := c.Addresses()
 	for i, a := range opened {
 		for _, b := range opened[:i] {
-			// The system chooses another port for each :0.
-			if a.Addr == b.Addr && !strings.HasSuffix(a.Addr, ":0") {
-				return setting.Errorf(a.Flag, "%q is also the address of --%s; give each its own port", a.Addr, b.Flag)
+			if overlap(a.Addr, b.Addr) {
+				return setting.Errorf(a.Flag, "%q leaves no room for --%s, which is %q; give each its own port", a.Addr,
+					b.Flag, b.Addr)
 			}
 		}
 	}
 
 	return nil
+}
+
+// overlap reports whether two addresses cannot be open at a time.
+func overlap(a, b string) bool {
+	hostA, portA, _ := setting.SplitAddress(a)
+	hostB, portB, _ := setting.SplitAddress(b)
+	// The system chooses another port for each :0.
+	if portA != portB || portA == 0 {
+		return false
+	}
+
+	// A wildcard has the port of every address of the machine.
+	return hostA == hostB || setting.IsWildcard(a) || setting.IsWildcard(b)
 }
 
 // checkAdvertised checks --advertise.
