@@ -19,6 +19,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/cmd/headcount/config"
+	"headcount/cmd/headcount/probe"
 	"headcount/internal/servertest"
 	"headcount/internal/setting"
 	"headcount/internal/testkit"
@@ -362,4 +363,45 @@ func TestVersionLine(t *testing.T) {
 	if got := versionLine(); !strings.HasPrefix(got, "headcount v1.2.3 ") || !strings.Contains(got, " go1.") {
 		t.Errorf("the version line is %q", got)
 	}
+}
+
+// Load balancers that must not lose all gateways at once may begin to ask while the store is away already.
+func TestReadyWithoutAStoreThatWasReached(t *testing.T) {
+	cfg := settings(t)
+	sys, err := newSystem(t.Context(), cfg, listeners{}, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sys.close()
+
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- sys.run(ctx) }()
+	defer func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+
+	admin := adminHandler(ctx, sys, probe.New(cfg.Proxies, cfg.BasePath))
+	expect := func(path string, want int) {
+		t.Helper()
+		w := httptest.NewRecorder()
+		admin.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		if w.Code != want {
+			t.Errorf("%s: %d %s, want %d", path, w.Code, w.Body, want)
+		}
+	}
+
+	sys.member.StoreState(false)
+	expect("/readyz?exclude=store", http.StatusServiceUnavailable)
+
+	// The process waits until it is ready, as it does to say so in its log. Nobody asks it from outside.
+	sys.member.StoreState(true)
+	logReady(ctx, sys, zerolog.Nop())
+
+	sys.member.StoreState(false)
+	expect("/readyz", http.StatusServiceUnavailable)
+	expect("/readyz?exclude=store", http.StatusOK)
 }

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -382,8 +381,6 @@ func (q quiet) Write(text []byte) (int, error) {
 // adminHandler returns the handler for operators. When ctx ends, /readyz reports that the process is not ready. Only
 // operators must be able to reach its address.
 func adminHandler(ctx context.Context, sys *system, probes *probe.Probes) http.Handler {
-	var reached atomic.Bool // the process was ready once
-
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(sys.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -396,13 +393,9 @@ func adminHandler(ctx context.Context, sys *system, probes *probe.Probes) http.H
 		}
 
 		err := sys.ready()
-		if err == nil {
-			reached.Store(true)
-		}
-
 		// Without its store a gateway serves the last known counts. When the store that all gateways share is
 		// unavailable, a load balancer that took all of them out of service would refuse every visitor.
-		if len(exclude) > 0 && reached.Load() && ctx.Err() == nil {
+		if len(exclude) > 0 && sys.reached.Load() && ctx.Err() == nil {
 			err = sys.open()
 		}
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -76,6 +77,7 @@ type system struct {
 	certs    *certificates.Certificates // nil: visitors do not speak TLS to this process
 	hashKey  []byte                     // of user hashes; nil: the cluster has it
 	closers  []func() error             // called in reverse order; nobody could act on their errors
+	reached  atomic.Bool                // the process was ready once
 	roles
 }
 
@@ -478,8 +480,13 @@ func (s *system) openTraces() trace.Tracer {
 // ready returns why the process cannot do its roles now, or nil if it can.
 func (s *system) ready() error {
 	err := s.rolesReady()
+	if err == nil {
+		s.reached.Store(true)
+		return nil
+	}
+
 	// The roles only know that the store does not answer; the connection knows why.
-	if err == nil || s.redis == nil {
+	if s.redis == nil {
 		return err
 	}
 
