@@ -215,6 +215,53 @@ func TestServerSlowClientOverHTTP2(t *testing.T) {
 	}
 }
 
+// The metric of how long answers take has of an event stream the time to open it alone, over HTTP/2 as well, where the
+// handler returns at the end of the stream.
+func TestServerTimeToOpenAStreamOverHTTP2(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	s, client := serveTLS(t, func(c *Config) { c.Registerer = reg })
+
+	began := time.Now()
+	e := s.events(client(false), "p", 2)
+	e.expect(0)
+	opened := time.Since(began)
+
+	time.Sleep(100 * time.Millisecond)
+	e.end()
+	s.settles(0)
+
+	// The handler returns right after the connection is gone.
+	testkit.Eventually(t, "the metric of the stream", func() bool {
+		n, _ := observed(t, reg, "headcount_http_request_seconds")
+		return n == 1
+	})
+	if _, sum := observed(t, reg, "headcount_http_request_seconds"); sum > opened.Seconds() {
+		t.Errorf("the stream took %v s to open, want less than the %s until its first event", sum, opened)
+	}
+}
+
+// observed returns how many observations a histogram has, and their sum.
+func observed(t *testing.T, reg *prometheus.Registry, name string) (n uint64, sum float64) {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	for _, family := range families {
+		if family.GetName() != name {
+			continue
+		}
+
+		for _, m := range family.GetMetric() {
+			n += m.GetHistogram().GetSampleCount()
+			sum += m.GetHistogram().GetSampleSum()
+		}
+	}
+
+	return n, sum
+}
+
 // TestServerSilentTLSHasNoGoroutine: where there is a poller, a silent connection over TLS has no goroutine either.
 func TestServerSilentTLSHasNoGoroutine(t *testing.T) {
 	if p, err := socket.NewPoller(); err != nil {

@@ -58,13 +58,25 @@ func newHTTPMetrics(reg prometheus.Registerer) *httpMetrics {
 	return m
 }
 
+// openedKey is the key of a request's context under which it has the time of Opened.
+const openedKey = "opened"
+
+// Opened says that the request is a long connection from now on, though its handler goes on.
+func Opened(c *gin.Context) { c.Set(openedKey, time.Now()) }
+
 // observe counts a request under its route pattern.
 func (m *httpMetrics) observe(c *gin.Context) {
 	start := time.Now()
 	c.Next()
+
+	answered := time.Now()
+	if opened := c.GetTime(openedKey); !opened.IsZero() {
+		answered = opened
+	}
+
 	route := routeOf(c)
 	m.requests.WithLabelValues(route, methodOf(c), strconv.Itoa(c.Writer.Status())).Inc()
-	m.seconds.WithLabelValues(route).Observe(time.Since(start).Seconds())
+	m.seconds.WithLabelValues(route).Observe(answered.Sub(start).Seconds())
 }
 
 // routeOf returns the pattern of the request's route.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/api"
 	"headcount/gateway/bounds"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
@@ -46,6 +47,7 @@ func (cs *Clients) share(c *gin.Context, id identity.Identity, slot *bounds.Slot
 	streamHead(c.Writer.Header())
 	c.Writer.WriteHeader(http.StatusOK)
 	c.Writer.WriteHeaderNow()
+	api.Opened(c)
 
 	client := cs.newConn(s, id, slot)
 
