@@ -426,6 +426,7 @@ var refused = map[string]struct {
 	"a cookie on conditions":       {flag: "cookie-name", args: "--cookie-name __Host-id"},
 	"a secret of white space":      {flag: "jwt-secret", file: `{"jwt-secret":" \n"}`},
 	"an API key of white space":    {flag: "api-key", file: `{"api-key":["a","\n"]}`},
+	"two API keys in one":          {flag: "api-key", file: `{"api-key":["a","b\nc"]}`},
 	"an empty API key":             {flag: "api-key", file: `{"api-key":["a",""]}`},
 	"an empty JWT secret":          {flag: "jwt-secret", args: "--jwt-secret="},
 	"jwks-url of another scheme":   {flag: "jwks-url", args: "--jwks-url file:///keys"},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode"
 
 	"headcount/presence"
 )
@@ -32,6 +33,11 @@ func NewSiteKeys(written []string, sites *Sites) (SiteKeys, error) {
 
 		if key == "" && text != "" && site == nil {
 			return nil, errors.New("api-key: a key is only white space; give a long random value")
+		}
+		// As of a file with a key on each line: nobody could ever send it.
+		if strings.ContainsFunc(key, unicode.IsControl) {
+			return nil, errors.New("api-key: a key has a line break or another control character, which no header " +
+				"can have; give several keys one by one")
 		}
 
 		// An empty text gives a key that Sites never accepts.
