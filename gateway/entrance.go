@@ -61,13 +61,22 @@ func (e *Entrance) Accept() (net.Conn, error) {
 			return client, nil
 		}
 
-		a := &arrival{Entrance: e, client: client}
-		a.silent = time.AfterFunc(e.timeout, func() { a.end(over) })
-		if !e.g.clients.Poller().Await(over, a) {
-			a.silent.Stop()
+		if !e.await(client, over) {
 			return client, nil
 		}
 	}
+}
+
+// await has a poller wait for what a client sends first. It returns false if that is not possible.
+func (e *Entrance) await(client net.Conn, over *socket.Conn) bool {
+	a := &arrival{Entrance: e, client: client}
+	a.silent = time.AfterFunc(e.timeout, func() { a.end(over) })
+	if e.g.clients.Poller().Await(over, a) {
+		return true
+	}
+	a.silent.Stop()
+
+	return false
 }
 
 // Passed returns the listener of the clients that the Entrance passes on to the HTTP server.
@@ -82,8 +91,8 @@ type arrival struct {
 
 // Awaited implements socket.Awaiter.
 func (a *arrival) Awaited(over *socket.Conn, sent []byte) {
-	// The connection's time is over, and the timer closes it. No handler may use the descriptor now: it may be that of
-	// another client right after.
+	// The connection's time is over, and the timer closes it, or it is closed. No handler may use the descriptor now:
+	// it may be that of another client right after.
 	if !a.silent.Stop() {
 		return
 	}
@@ -111,6 +120,9 @@ func (a *arrival) Awaited(over *socket.Conn, sent []byte) {
 
 	a.serve(over, r, early)
 }
+
+// Gone implements socket.Awaiter. The timer would keep all that is left of the client in memory.
+func (a *arrival) Gone() { a.silent.Stop() }
 
 // serve calls the handler, and writes its answer if that did not take the connection over.
 func (a *arrival) serve(over *socket.Conn, r *http.Request, early []byte) {

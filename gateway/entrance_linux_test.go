@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -307,4 +308,47 @@ func TestServerEntranceEarly(t *testing.T) {
 	if n := strings.Count(string(got), "\x8a\x7d"); n != pings || err != nil {
 		t.Errorf("%d pings of %d were answered, %v: %q", n, pings, err, got[max(len(got)-50, 0):])
 	}
+}
+
+// A client that is closed to make room for others, before it has sent anything, leaves no memory behind. Otherwise a
+// flood of such clients would have what it costs kept until their time to send something is over.
+func TestServerNothingIsKeptOfAClosedArrival(t *testing.T) {
+	s := enter(t, nil, nil, time.Hour, nil)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	acceptor, err := socket.Acceptor(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer acceptor.Close()
+
+	var freed atomic.Int64
+	const n = 10
+	for range n {
+		visitor, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer visitor.Close()
+
+		client, err := acceptor.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		over := client.(*socket.Conn)
+		runtime.AddCleanup(over, func(struct{}) { freed.Add(1) }, struct{}{})
+		if !s.entrance.await(over, over) {
+			t.Fatal("no poller waits for the client")
+		}
+		_ = over.Close()
+	}
+
+	// The variables above may keep the last one.
+	testkit.Eventually(t, "the memory of closed clients to be freed", func() bool {
+		runtime.GC()
+		return freed.Load() >= n-1
+	})
 }

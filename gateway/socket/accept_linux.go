@@ -106,6 +106,7 @@ type Conn struct {
 	fd   descriptor // noDescriptor: a Wire has taken it, or the Conn is closed
 	file *os.File   // of fd, once a call has had to wait; nil before
 	sent []byte     // what Read returns first, see Unread
+	gone Awaiter    // learns of Close; nil: nobody does
 
 	// The Poller's goroutine owns these, slot and hup with the Poller's lock.
 	awaiter Awaiter // nil: it knows of the Conn
@@ -123,6 +124,8 @@ type Awaiter interface {
 	// Awaited gets the Conn and the first bytes, which are valid until it returns; none if the client has gone. The
 	// Poller calls it once for each Conn, and other clients wait meanwhile, so it must not wait.
 	Awaited(c *Conn, sent []byte)
+	// Gone says that the Conn was closed while a Poller watched it. Close calls it, with the Conn's lock.
+	Gone()
 }
 
 // Await has the Poller report the first bytes of a client to w. It returns false if that is not possible.
@@ -139,6 +142,7 @@ func (p *Poller) Await(c net.Conn, w Awaiter) bool {
 
 	// The slot comes first, because events may come as soon as the descriptor is added.
 	own.awaiter = w
+	own.gone = w
 	own.from = p
 	own.slot = p.seat(own)
 	err := p.watch(own.fd, own.slot)
@@ -219,6 +223,7 @@ func (c *Conn) waiting() (*os.File, error) {
 		c.from.unwatch(c.fd)
 		c.from.vacate(c.slot)
 		c.slot = 0
+		c.gone = nil
 	}
 	c.file = os.NewFile(uintptr(c.fd), "socket")
 
@@ -299,6 +304,7 @@ func (c *Conn) Close() error {
 	if c.slot != 0 {
 		c.from.vacate(c.slot) // only now, since no more events come for it
 		c.slot = 0
+		c.gone.Gone()
 	}
 
 	return os.NewSyscallError("close", err)

@@ -50,7 +50,10 @@ func (*Conn) Send([]byte) error { return net.ErrClosed }
 func (*Conn) Unread([]byte) {}
 
 // Awaiter learns what a client that Await was called for sends first.
-type Awaiter interface{ Awaited(c *Conn, sent []byte) }
+type Awaiter interface {
+	Awaited(c *Conn, sent []byte)
+	Gone()
+}
 
 // Acceptor returns l.
 func Acceptor(l net.Listener) (net.Listener, error) { return l, nil }
