@@ -227,6 +227,12 @@ func boundedWait(n int, get getCertificate) getCertificate {
 // proof on port 443 of the domain (tls-alpn-01), which the listener gives, or with cfg.Plain on port 80
 // (http-01). The first visitor of a domain waits for its first certificate; autocert renews it in time.
 func ofDomains(cfg Config) *Certificates {
+	// In lower case, as the names of clients are compared; the settings may have any.
+	cfg.Domains = slices.Clone(cfg.Domains)
+	for i, name := range cfg.Domains {
+		cfg.Domains[i] = strings.ToLower(name)
+	}
+
 	manager := &autocert.Manager{
 		Prompt:     autocert.AcceptTOS,
 		Cache:      autocert.DirCache(cfg.Dir),

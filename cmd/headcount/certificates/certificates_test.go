@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"crypto/tls"
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -81,5 +83,21 @@ func TestHandshakesThatWaitAreBounded(t *testing.T) {
 	waiting.Wait()
 	if _, err := get(&tls.ClientHelloInfo{SupportedProtos: []string{"h2"}}); err != nil {
 		t.Errorf("with a certificate a client got %v", err)
+	}
+}
+
+// The name of a host has no case, neither in the settings nor in a request.
+func TestDomainsHaveNoCase(t *testing.T) {
+	c, err := Open(Config{Domains: []string{"Counter.example.com"}, Dir: t.TempDir(), Plain: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	for _, host := range []string{"counter.example.com", "COUNTER.example.com:80"} {
+		w := httptest.NewRecorder()
+		c.Redirect.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "http://"+host+"/p", nil))
+		if w.Code != http.StatusPermanentRedirect {
+			t.Errorf("%s: %d %s, want a redirect to https", host, w.Code, w.Body)
+		}
 	}
 }
