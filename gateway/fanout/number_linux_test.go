@@ -141,6 +141,38 @@ func TestWithhold(t *testing.T) {
 	})
 }
 
+// A client that asks again for a topic that was withheld for too long is answered, with a stale update as before.
+func TestAnOverdueTopicIsAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := loneShard(10 * time.Millisecond)
+		w := s.watcher(t)
+		defer w.close()
+
+		w.Withhold(topicOf("p"))
+		s.update(countOf("p", 7, 1))
+		time.Sleep(withholdFresh + time.Second)
+		s.sweep()
+		s.deliver()
+		w.expect(t, 7)
+
+		for range 2 {
+			time.Sleep(time.Second)
+			w.watch(0, "p")
+			s.deliver()
+			if got := counts(t, w.take(t)...); len(got) != 1 || got[0].Count != 7 || !got[0].Stale {
+				t.Fatalf("the answer is %v, want the count of before, as a stale one", got)
+			}
+		}
+
+		w.Ready(topicOf("p"))
+		s.deliver()
+		if got := counts(t, w.take(t)...); len(got) != 1 || got[0].Stale {
+			t.Fatalf("got %v after Ready, want the count, and not as a stale one", got)
+		}
+		w.Leave()
+	})
+}
+
 // A busy shard makes more than 2^32 passes within weeks. A new client gets its counts even then.
 func TestManyPasses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

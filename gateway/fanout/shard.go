@@ -183,11 +183,14 @@ func (s *shard) renewLocked(sub *Subscriber, p *place) {
 
 	x.gen = 0
 	x.shown = 0
-	if x.state.waits() { // for Ready, which serves it
+	switch x.state {
+	case withheld: // for Ready, which serves it
 		return
+	case overdue: // it stays so until Ready
+	default:
+		x.state = asking
 	}
 
-	x.state = asking
 	// The subscriber is in s.asking exactly while its answerAt is not 0.
 	switch {
 	case sub.answerAt == 0:
@@ -434,18 +437,18 @@ func (s *shard) answerLocked(sub *Subscriber, now time.Duration) (again time.Dur
 		t := sub.places[i].topic
 
 		x := &t.subs[sub.places[i].index]
-		if x.state != asking {
+		if x.gen != 0 { // it was sent an update after it asked, if it did
+			x.answered()
 			continue
 		}
-		if x.gen != 0 { // it was sent an update after it asked
-			x.state = following
+		if !x.asks() {
 			continue
 		}
 
 		at := x.at + s.interval
 		if x.at == 0 || at <= now {
 			if sub.answered+step <= now {
-				x.state = following
+				x.answered()
 				n := s.offerLocked(t, x, now)
 				s.pass.answers += n
 				sub.answered += step * time.Duration(n)

@@ -54,8 +54,15 @@ const (
 	overdue
 )
 
-// waits reports whether the subscription waits for Subscriber.Ready.
-func (s subscriptionState) waits() bool { return s == withheld || s == overdue }
+// asks reports whether the client waits for an answer to a subscribe request.
+func (x *subscription) asks() bool { return x.state == asking || x.state == overdue && x.gen == 0 }
+
+// answered ends what asks reports.
+func (x *subscription) answered() {
+	if x.state == asking {
+		x.state = following
+	}
+}
 
 // earlyUpdates is how many updates count as the first ones of a subscription, which dueAt puts off while people arrive.
 // With the default interval that is 5 s of a page that fills.
