@@ -232,17 +232,15 @@ func (s *Store) claimRuns(owner string, generation uint64, partitions []int, aga
 	defer s.mu.Unlock()
 
 	for i, p := range partitions {
-		before := uint64(0)
-		// Only the repair of a loss says which claim it had. The script then leaves a partition to whoever has
-		// claimed it since.
-		if again {
-			before = s.partitions[p].epoch
-		}
+		before := s.partitions[p].epoch
+		// After a loss the script leaves a partition to whoever has claimed it since. Without a claim of its own this
+		// process cannot tell who that is.
+		repairs := again && before > 0
 
 		runs[i] = &scriptRun{
 			Script: scripts.Claim,
 			Keys:   []string{s.at().ownerKey(p), s.at().dirtyKey(p)},
-			Args:   []any{owner, generation, s.self, number, before},
+			Args:   []any{owner, generation, s.self, number, before, flag(repairs)},
 		}
 	}
 

@@ -658,3 +658,66 @@ func TestServerVersionsGrowAfterALossAlthoughTheClockWentBack(t *testing.T) {
 			fresh.Version, first.Version)
 	}
 }
+
+// The clock of Redis was an hour ahead when partitions were claimed, and is right when its data is lost. The owner's
+// next claim is newer than its former one all the same, both for the owner, which has to find its members in any number
+// of hashes, and for the buckets of a Cluster that lost nothing.
+func TestServerClaimsGrowAfterALossAlthoughTheClockWentBack(t *testing.T) {
+	for name, servers := range map[string]func() (url string, all, lossy []*redistest.Server){
+		"one server": func() (string, []*redistest.Server, []*redistest.Server) {
+			s := []*redistest.Server{redistest.Single(t)}
+			return s[0].URL(), s, s
+		},
+		"one master of three": func() (string, []*redistest.Server, []*redistest.Server) {
+			c := redistest.ThreeMasters(t)
+			return c.URL(), c.Masters, c.Masters[1:2]
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			url, all, lossy := servers()
+			s := open(t, url)
+			start(t, s)
+
+			ahead := time.Now().Add(time.Hour).UnixMilli()
+			for _, server := range all {
+				for _, key := range server.Do(t, "KEYS", "hc:{p*}:o").([]any) {
+					server.Do(t, "HSET", key, "epoch", ahead)
+				}
+			}
+			c := start(t, s)
+			if first := c.claims[1].Epoch; first <= uint64(ahead) {
+				t.Fatalf("the epoch is %d, want one after %d", first, ahead)
+			}
+
+			for _, server := range lossy {
+				server.Flush(t)
+			}
+
+			c.claim(true)
+
+			// So many users that their members need several hashes, whose number the second change has to know.
+			changes := make([]presence.Change, presence.DefaultPartitions)
+			for p := range changes {
+				changes[p].Claim = c.claims[p]
+				changes[p].Counts = []presence.PageUsers{{Page: "p", Users: 200}}
+				for i := range 200 {
+					m := presence.Member{User: user(p) + presence.User(i*presence.DefaultPartitions), Page: "p"}
+					changes[p].Members = append(changes[p].Members, presence.MemberChange{Member: m})
+				}
+			}
+
+			for _, members := range []int{200, 1} {
+				c.seq++
+				for p := range changes {
+					changes[p].Sequence = c.seq
+					changes[p].Members = changes[p].Members[:members]
+				}
+				for p, o := range s.Write(t.Context(), changes) {
+					if o.Err != nil {
+						t.Fatalf("partition %d: %v", p, o.Err)
+					}
+				}
+			}
+		})
+	}
+}

@@ -418,7 +418,7 @@ func TestServerALateClaimDoesNothing(t *testing.T) {
 	claim := func(number int) int64 {
 		cl := &scriptRun{
 			Script: scripts.Claim, Keys: []string{at(t, s).ownerKey(1), at(t, s).dirtyKey(1)},
-			Args: []any{"n", "7", "self", number},
+			Args: []any{"n", "7", "self", number, 0, 0},
 		}
 
 		if err := s.conn.Run(t.Context(), []*scriptRun{cl}); err != nil {

@@ -79,7 +79,7 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	}
 
 	// A partition gets another owner, and its buckets are fenced.
-	add(scripts.Claim, []string{at(t, s).ownerKey(2), at(t, s).dirtyKey(2)}, "n", gen, "other", 7)
+	add(scripts.Claim, []string{at(t, s).ownerKey(2), at(t, s).dirtyKey(2)}, "n", gen, "other", 7, 0, 0)
 	add(scripts.Fence, []string{
 		state, at(t, s).fenceKey(b), at(t, s).readyKey(b), at(t, s).logKey(b),
 	}, gen, 0, 0, "eu", "a stamp of 16 b.", 2, c.Epoch+1)
