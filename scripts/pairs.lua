@@ -16,7 +16,8 @@ local function readPeers(text, now)
   for name, flag, floor, since, raised in string.gmatch(text or '', '([%w_-]+) (%d) (%d+) (%d+) (%d+);') do
     since = tonumber(since)
     peers[name] = {flag = flag, floor = tonumber(floor), since = since, raised = tonumber(raised)}
-    if flag == '2' and now - since < waitFor then waits = true end
+    -- since is far ahead of now where the clock has gone back.
+    if flag == '2' and math.abs(now - since) < waitFor then waits = true end
     if flag == '0' then out[#out + 1] = name end
   end
   return peers, waits, table.concat(out, ',')

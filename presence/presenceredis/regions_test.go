@@ -743,6 +743,24 @@ func TestClockALinkIsBackWithinTwoSeconds(t *testing.T) {
 	testkit.Within(t, 2*time.Second, "eu knows what us has", func() bool { return read(t, fresh, "p").Users == 2 })
 }
 
+// A region has lost its data, and its peer does not answer. Totals wait for the peer's users for 5 s, and no longer
+// where the clock of Redis is set back meanwhile.
+func TestServerAPeerIsAwaitedBriefly(t *testing.T) {
+	server := redistest.Single(t)
+	c := start(t, open(t, server.URL(), inRegion("us", "eu")))
+	c.set(1, "p", 2)
+
+	state := presenceredis.BucketKey(presence.Bucket("p", presence.DefaultBuckets), "s")
+	for lostAgo, stale := range map[time.Duration]bool{0: true, 6 * time.Second: false, -time.Hour: false} {
+		since := time.Now().Add(-lostAgo).Unix()
+		server.Do(t, "HSET", state, "peers", fmt.Sprintf("eu 2 0 %d 0;", since))
+
+		if got := read(t, c.s, "p"); got.Stale != stale {
+			t.Errorf("a loss %s ago by the clock of Redis: %+v, want stale %t", lostAgo, got, stale)
+		}
+	}
+}
+
 // A region gets a peer, loses it and gets it again. Totals include the peer's users only while it is a peer, and
 // presence that ended meanwhile does not come back.
 func TestServerPeersComeAndGo(t *testing.T) {
