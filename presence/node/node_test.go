@@ -518,6 +518,33 @@ func TestNoHoldForACallerWhoGaveUp(t *testing.T) {
 	})
 }
 
+// While a partition cannot be written, callers give up, and others come. The actor keeps no answers for those who have
+// given up, however long it lasts.
+func TestNoAnswerForACallerWhoGaveUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &faulty{shaky: &shaky{Store: newStore()}, broken: map[int]bool{}}
+		r, _ := start(t, "n", s)
+		s.set(func() { s.broken[1] = true })
+
+		for range 100 {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			if err := r.node.Hold(ctx, asked(1, "p", true)); !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatalf("Hold = %v, want DeadlineExceeded", err)
+			}
+			cancel()
+		}
+		synctest.Wait()
+
+		if kept := len(r.node.actors[1].Load().pending); kept > 1 {
+			t.Errorf("%d answers wait, and nobody waits for them", kept)
+		}
+
+		s.set(func() { clear(s.broken) })
+		time.Sleep(outage.MaxPause)
+		r.want("p", 1) // it may still take effect
+	})
+}
+
 // A former owner that does not know its successor is fenced at its next write, and the successor keeps the users whom
 // gateways confirm, and the holds.
 func TestTakeover(t *testing.T) {

@@ -227,8 +227,12 @@ type pendingReply struct {
 	acked  uint64
 	pages  []*page
 
-	answer chan<- error // nil for an acknowledgement
+	answer chan<- error    // nil for an acknowledgement
+	ctx    context.Context // of the caller who waits for answer
 }
+
+// abandoned reports whether nobody waits for the reply any more. The gateway of an acknowledgement always does.
+func (r *pendingReply) abandoned() bool { return r.answer != nil && r.ctx.Err() != nil }
 
 // relied reports whether the receiver relies on the reply: a join is answered with counts that include its user, and a
 // hold with status 200. If a gateway misses the acknowledgement of a leave, nothing is lost: it repeats the leave to
@@ -259,6 +263,7 @@ func (p *partition) sendDue() {
 	rest := p.pending[:0]
 	for _, r := range p.pending {
 		switch {
+		case r.abandoned(): // while the partition cannot be written, callers give up and others come
 		case r.batch > p.done:
 			rest = append(rest, r)
 		case r.answer != nil:

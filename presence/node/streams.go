@@ -63,7 +63,7 @@ func (c *holdRequest) deliver(p *partition) {
 	}
 
 	// Even if there was no hold to end, wait for the store: only an owner that it still accepts can know that.
-	p.queueReply(pendingReply{answer: c.done})
+	p.queueReply(pendingReply{answer: c.done, ctx: c.ctx})
 }
 
 // beat applies one message of a gateway.
