@@ -17,8 +17,9 @@ import (
 )
 
 const (
-	seenBatch = 1024            // entries in one transaction of the data directory
-	seenFlush = 2 * time.Second // for what a process that ends has not written; the rest is lost
+	seenBatch = 1024 // entries in one transaction of the data directory
+	// seenFlush is for what has to be written before a process or a log ends; the rest is lost, or lost by a kill.
+	seenFlush = 2 * time.Second
 	// seenExpire is how many users are forgotten at a time, so that joins do not wait; the others go with later writes.
 	seenExpire = 1000
 )
@@ -128,7 +129,7 @@ func (s *Store) ForgetSeen(_ context.Context, u presence.User) error {
 // In the data directory, the bucket seen has 8 bytes of user -> 8 bytes: unix seconds.
 
 // keepSeen writes what the data directory lacks, until Close. After a kill the log of present users has the departures
-// since the last write.
+// since the last write (replacePresent).
 func (s *Store) keepSeen() {
 	s.keep(func(began time.Time, closing bool) error {
 		until := time.Time{}

@@ -125,6 +125,10 @@ func (s *Store) present(now time.Time) []byte {
 // replacePresent replaces the file and then its log.
 func (s *Store) replacePresent(b []byte) error {
 	path := filepath.Join(s.dir, presentFile)
+	// The log so far ends with the file, and the data directory may lack departures that are in it. If they cannot be
+	// written, or not in time, the file is replaced all the same: who is present matters more.
+	_ = s.writeSeen(time.Now().Add(seenFlush))
+
 	// A rename replaces the file as a whole, so a process that is killed leaves the old one or the new one.
 	err := os.WriteFile(path+".new", b, 0o600)
 	if err == nil {

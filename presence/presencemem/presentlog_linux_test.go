@@ -178,6 +178,40 @@ func TestDeparturesAreRecalled(t *testing.T) {
 	wantRecalledSeen(cfg, time.Time{}, time.Time{})
 }
 
+// The file of present users is written anew, and with it begins another log. The departures in the former log are in
+// the data directory by then, so they outlive a kill.
+func TestDeparturesOutliveTheirLog(t *testing.T) {
+	dir := t.TempDir()
+	cfg := Config{Partitions: 3, PresenceTimeout: time.Minute, LastSeen: time.Hour}
+	s, err := Open(dir, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	a := &answered{Store: s}
+	a.claims, _ = s.Claim(t.Context(), "n", []int{0, 1, 2}, false)
+
+	now := time.Unix(time.Now().Unix(), 0)
+	here := presence.MemberChange{Member: presence.Member{User: 2, Page: "p"}}
+	a.write(t, 0, presence.Change{
+		Departures: []presence.Departure{{User: 1, At: now}}, Members: []presence.MemberChange{here},
+	})
+	if err := a.writePresent(now); err != nil {
+		t.Fatal(err)
+	}
+
+	killed := t.TempDir()
+	if err := os.CopyFS(killed, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	next, err := Open(killed, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Close()
+	wantSeen(t, "killed", next, []presence.User{1}, now)
+}
+
 // A kill may tear the last record of the log, which was not acknowledged. All records before it are recalled.
 func TestATornRecordIsIgnored(t *testing.T) {
 	dir := t.TempDir()
