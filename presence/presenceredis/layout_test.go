@@ -12,6 +12,7 @@ import (
 	"headcount/internal/redistest"
 	"headcount/internal/testkit"
 	"headcount/presence"
+	"headcount/presence/pncounter"
 )
 
 // A user moves to another hash only when the user's hash is split or removed, and to the one in which shardOf looks for
@@ -380,4 +381,43 @@ func TestServerEmptyPagesAreBounded(t *testing.T) {
 	if again := write(seq+1, "page000", 1); !again.Newer(first) {
 		t.Errorf("the page came back as %+v, want a newer version than %+v", again, first)
 	}
+}
+
+// The same holds in a region that has no users of its own, so that no script changes its counts: pages that the users
+// of another region have left, or that it has lost, are bounded and expire.
+func TestServerEmptyPagesOfAnotherRegionAreBounded(t *testing.T) {
+	cfg := Config{
+		Conn: redistest.Dial(t, redistest.Single(t).URL()), Buckets: 1, EmptyPages: 100, Peers: []string{"eu"},
+	}
+	s := open(t, cfg)
+	own(t, s, false, 1, nil)
+
+	peer := NewPeer(s, "eu", "us")
+	merge := func(b pncounter.Batch, pages int, pair pncounter.Pair) {
+		t.Helper()
+		b.Region = "eu"
+		b.Complete = true
+		for i := range pages {
+			b.Pages = append(b.Pages, pncounter.PagePair{Page: fmt.Sprintf("page%03d", i), Pair: pair})
+		}
+
+		acks, err := peer.Merge(t.Context(), []pncounter.Batch{b})
+		if err != nil || acks[0].Status != pncounter.Merged {
+			t.Fatalf("the batch is answered %+v, %v", acks, err)
+		}
+	}
+
+	here := pncounter.Pair{Incarnation: 5, Increments: 1}
+	merge(pncounter.Batch{Log: 5, To: 300, Floor: 5}, 300, here)
+	left := pncounter.Pair{Incarnation: 5, Increments: 1, Decrements: 1}
+	merge(pncounter.Batch{Log: 5, From: 300, To: 450, Floor: 5}, 150, left)
+	merge(pncounter.Batch{Log: 9, Floor: 9}, 0, pncounter.Pair{}) // the other region has lost its data
+
+	testkit.Eventually(t, "the pages are within their bound, and expire", func() bool {
+		if _, err := s.Sweep(t.Context(), 0, 0); err != nil { // as each region does all the time
+			t.Fatal(err)
+		}
+		n, forever := empties(t, s)
+		return n <= 102 && forever == 0
+	})
 }

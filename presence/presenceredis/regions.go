@@ -259,16 +259,28 @@ func (s *Store) Raise(ctx context.Context, bucket int, high uint64, pages []stri
 const sweepPages = 200
 
 // Sweep removes forgotten pages from a bucket's log. It checks some pages, beginning at a
-// rank, and returns the next rank, which is 0 after the last page.
+// rank, and returns the next rank, which is 0 after the last page. It also looks whether the
+// bucket has too many pages without users. Scripts that change the counts of this region
+// report that, but those of other regions change alone while nobody comes here.
 func (s *Store) Sweep(ctx context.Context, bucket, rank int) (next int, err error) {
 	var pages []string
 	err = s.do(ctx, func(ctx context.Context, c *client) error {
-		s.conn.Metrics.Commands.Inc()
+		s.conn.Metrics.Commands.Add(3)
 
-		var err error
+		pipe := c.Pipeline()
 		last := int64(rank + sweepPages - 1)
-		pages, err = c.ZRange(ctx, s.at().logKey(bucket), int64(rank), last).Result()
-		return err
+		logged := pipe.ZRange(ctx, s.at().logKey(bucket), int64(rank), last)
+		empties := pipe.ZCard(ctx, s.at().emptiesKey(bucket))
+		sweeps := pipe.HMGet(ctx, s.at().stateKey(bucket), "sweep", "swept")
+		if _, err := pipe.Exec(ctx); err != nil {
+			return err
+		}
+
+		pages = logged.Val()
+		requested, ended := sweeps.Val()[0], sweeps.Val()[1]
+		s.noteEmptyPages(bucket, int(empties.Val()), requested != ended)
+
+		return nil
 	})
 
 	// The script that reads the pairs of pages removes those that are forgotten from the log.
