@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -212,6 +213,10 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 		}
 	}
 
+	if err := s.refuseFormer(ctx, generation, newestLost(claims, runs)); err != nil {
+		return fail(err)
+	}
+
 	// Until the fences are written, the former owner could still write counts. But it writes members first, and these
 	// are refused already, because of the new epoch.
 	if err := s.fence(ctx, claims, generation, again); err != nil {
@@ -221,6 +226,48 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	s.keepClaims(claims, runs)
 
 	return claims, nil
+}
+
+// newestLost returns the epoch of the newest claim of this process that Redis lacked when claims were granted; 0: it
+// lacked none.
+func newestLost(claims []presence.Claim, runs []*scriptRun) (newest uint64) {
+	for i, c := range claims {
+		before := runs[i].Args[4].(uint64)
+		former := runs[i].Reply.([]any)[2].(int64)
+		if c.Epoch > 0 && uint64(former) < before {
+			newest = max(newest, before)
+		}
+	}
+
+	return newest
+}
+
+// refuseFormer fails if Redis is a former server that no process remembers: it lacks a claim of this process, and began
+// its generation before that claim was made. So it has not lost data since, but has older data. It gets another token,
+// as in Generation.
+func (s *Store) refuseFormer(ctx context.Context, generation, lost uint64) error {
+	if lost == 0 {
+		return nil
+	}
+
+	return s.conn.Do(ctx, func(ctx context.Context, c *client) error {
+		s.conn.Metrics.Commands.Add(2)
+		state, err := c.HMGet(ctx, s.at().stateKey(0), "generation", "void").Result()
+		if err != nil {
+			return err
+		}
+
+		began := texts(state)
+		void, _ := strconv.ParseUint(began[1], 10, 64) // the time when the generation began, see fence.lua
+		if began[0] != strconv.FormatUint(generation, 10) || void >= lost {
+			return nil
+		}
+
+		if err := c.Set(ctx, s.at().tokenKey(0), rand.Text(), 0).Err(); err != nil {
+			return err
+		}
+		return redisconn.Answered(fmt.Errorf("%w: a former server is back", presence.ErrUnavailable))
+	})
 }
 
 // claimRuns returns the runs of the script that claim partitions.

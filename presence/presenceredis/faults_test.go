@@ -280,6 +280,28 @@ func TestServerAServerThatComesBackIsAnotherGeneration(t *testing.T) {
 	c.right(before)
 }
 
+// The same, but all processes were replaced while they used the other server, so none of them knows the first one.
+func TestServerAServerThatNobodyRemembersIsAnotherGeneration(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	first := start(t, open(t, server.URL()))
+	first.set(1, "p", 2)
+	first.set(1, "forgotten", 2)
+
+	server.Do(t, "SWAPDB", 0, 1)
+	c := start(t, open(t, server.URL()))
+	c.set(1, "p", 3)
+	c.set(2, "p", 1)
+	before := c.versions()
+
+	server.Do(t, "SWAPDB", 0, 1)
+	testkit.Eventually(t, "everything to be written again", func() bool { return c.tryClaim(true) == nil })
+	c.right(before)
+	if got := counts(t, c.s, "forgotten")[0]; got.Users != 0 {
+		t.Errorf("a page of before is %+v, want it empty", got)
+	}
+}
+
 // While counts are being rebuilt, an owner that has not claimed its partition again cannot write.
 func TestClockAnOldGenerationWritesNothing(t *testing.T) {
 	t.Parallel()
