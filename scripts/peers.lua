@@ -19,6 +19,14 @@ local complete = redis.call('SCARD', KEYS[2])
 local now = redis.call('TIME')[1]
 local peers = readPeers(state[1], tonumber(now))
 local z, forget, changed, want = {}, {}, false, {}
+
+-- flagOf returns the flag of a peer that was left out, or is now. The bucket may lack the pairs of one that returns.
+local function flagOf(name, inside)
+  if not inside then return '0' end
+  local done = string.match(redis.call('HGET', KEYS[1], 'peer:' .. name) or '', ' 1$')
+  return done and '1' or '2'
+end
+
 for i = 4, #ARGV, 2 do
   local name, inside = ARGV[i], ARGV[i + 1] == '1'
   local peer = peers[name]
@@ -29,7 +37,7 @@ for i = 4, #ARGV, 2 do
     z[#z + 1] = name .. ' ' .. (inside and '2' or '0') .. ' 0 ' .. now .. ' 0;'
   elseif (peer.flag ~= '0') ~= inside then
     changed = true
-    z[#z + 1] = string.format('%s %s %.0f %s %.0f;', name, inside and '1' or '0', peer.floor, now, peer.raised)
+    z[#z + 1] = string.format('%s %s %.0f %s %.0f;', name, flagOf(name, inside), peer.floor, now, peer.raised)
   else
     z[#z + 1] = string.format('%s %s %.0f %.0f %.0f;', name, peer.flag, peer.floor, peer.since, peer.raised)
   end

@@ -761,6 +761,42 @@ func TestServerAPeerIsAwaitedBriefly(t *testing.T) {
 	}
 }
 
+// A region loses its data while a peer is silent. When the peer is heard again, the region has nothing of the peer's
+// users, so totals are stale until it has.
+func TestServerAPeerThatReturnsAfterALossIsAwaited(t *testing.T) {
+	server := redistest.Single(t)
+	c := start(t, open(t, server.URL(), inRegion("us", "eu")))
+	c.set(1, "p", 2)
+	b := presence.Bucket("p", presence.DefaultBuckets)
+
+	apply := func(in, out []string, stale bool) {
+		t.Helper()
+		if err := c.s.ApplyPeers(t.Context(), []int{b}, in, out); err != nil {
+			t.Fatal(err)
+		}
+		if got := read(t, c.s, "p"); got.Stale != stale {
+			t.Errorf("with %v in and %v out the count is %+v, want stale %t", in, out, got, stale)
+		}
+	}
+
+	eu := []string{"eu"}
+	apply(nil, eu, false)
+	apply(eu, nil, true)
+
+	// The peer's log is whole, so the peer is awaited no longer, nor after another silence.
+	acks, err := presenceredis.NewPeer(c.s, "eu", "us").Merge(t.Context(), []pncounter.Batch{
+		{Region: "eu", Bucket: b, Log: 5, To: 1, Floor: 5, Complete: true, Pages: []pncounter.PagePair{
+			{Page: "p", Pair: pncounter.Pair{Incarnation: 5, Increments: 3}},
+		}},
+	})
+	if err != nil || !acks[0].Done {
+		t.Fatalf("the batch is answered %+v, %v", acks, err)
+	}
+	apply(eu, nil, false)
+	apply(nil, eu, false)
+	apply(eu, nil, false)
+}
+
 // A region gets a peer, loses it and gets it again. Totals include the peer's users only while it is a peer, and
 // presence that ended meanwhile does not come back.
 func TestServerPeersComeAndGo(t *testing.T) {
