@@ -49,6 +49,7 @@ type pageMinutes struct {
 	running minutes.Visits
 	bytes   int
 	written int64 // minutes up to this one are in the data directory
+	taken   int64 // minutes up to this one are there, or being written
 	element *list.Element
 }
 
@@ -177,8 +178,8 @@ func (b *pageHistory) trim(r *pageMinutes, oldest int64) {
 func (b *pageHistory) erase(r *pageMinutes, i int) {
 	m := &r.minutes[i]
 	b.addBytes(r, -minuteBytes-len(m.Visitors.Bytes()))
-	// What was never written need not be deleted.
-	if b.disk && m.At <= r.written {
+	// What was never taken to be written need not be deleted.
+	if b.disk && m.At <= r.taken {
 		b.erased = append(b.erased, minuteKey(r.page, m.At))
 	}
 }
@@ -288,6 +289,7 @@ func (l *loader) minute(k, v []byte) error {
 
 	b.append(r, m)
 	r.written = m.At
+	r.taken = m.At
 	return nil
 }
 
@@ -351,6 +353,7 @@ func (b *pageHistory) unwritten(at int64, end bool) (puts []put, done func()) {
 
 			puts = append(puts, put{minutesBucket, minuteKey(r.page, m.At), minuteValue(m)})
 			written[r] = max(written[r], m.At)
+			r.taken = max(r.taken, m.At)
 		}
 	}
 

@@ -1,8 +1,10 @@
 package presencemem
 
 import (
+	"bytes"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -131,6 +133,28 @@ func TestMinutesAreBounded(t *testing.T) {
 			t.Errorf("the pages have %d bytes, and the history counts %d", sum, s.history.bytes)
 		}
 	})
+}
+
+// A page that is forgotten while its minutes are written leaves nothing in the data directory.
+func TestMinutesOfAPageThatIsForgottenMeanwhile(t *testing.T) {
+	h := newPageHistory(Config{PageStats: time.Hour, PageStatsBytes: 1 << 20})
+	h.disk = true
+	h.minute("p", 1).last().Max = 5
+
+	puts, done := h.unwritten(2, false)
+	key := minuteKey("p", 1)
+	if !slices.ContainsFunc(puts, func(p put) bool { return bytes.Equal(p.key, key) && p.value != nil }) {
+		t.Fatalf("the minute is not written: %q", puts)
+	}
+
+	h.maxBytes = 0
+	h.bound(2)
+	done()
+
+	puts, _ = h.unwritten(3, false)
+	if !slices.ContainsFunc(puts, func(p put) bool { return bytes.Equal(p.key, key) && p.value == nil }) {
+		t.Errorf("the minute is not deleted: %q", puts)
+	}
 }
 
 // TestDirectoryKeepsMinutes: minutes survive a restart, and a kill but for the running minute.
