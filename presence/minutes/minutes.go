@@ -66,6 +66,13 @@ func (v *Visits) Add(u presence.User) {
 	}
 }
 
+// Merge counts the arrivals of o, too.
+func (v *Visits) Merge(o *Visits) {
+	v.Joins += o.Joins
+	v.addPending()
+	v.registers.Merge(o.Registers())
+}
+
 func (v *Visits) addPending() {
 	if len(v.pending) == 0 {
 		return

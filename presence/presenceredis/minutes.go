@@ -2,6 +2,7 @@ package presenceredis
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -37,6 +38,7 @@ type minuteWriter struct {
 	days      int   // how many are kept
 
 	mu     sync.Mutex
+	writer string        // the name of this process in the fields of arrivals
 	latest int64         // the last minute that arrivals were collected for
 	counts []endedMinute // in the order in which they ended
 	visits map[visit]*minutes.Visits
@@ -102,20 +104,44 @@ func (m *minuteWriter) arrived(arrivals []presence.Arrival) {
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.latest = max(m.latest, minutes.Of(time.Now())) // never an earlier minute, which may be written already
+	m.advanceLocked(minutes.Of(time.Now()))
 
 	for _, a := range arrivals {
-		key := visit{a.Page, m.latest}
-		v := m.visits[key]
-		if v == nil {
-			if len(m.visits) == maxPendingMinutes {
-				continue
-			}
-			v = &minutes.Visits{}
-			m.visits[key] = v
+		if v := m.visitsLocked(visit{a.Page, m.latest}); v != nil {
+			v.Add(a.User)
 		}
-		v.Add(a.User)
 	}
+}
+
+// advanceLocked moves latest to a minute, but to no earlier one, which may be written already. After the clock was set
+// back by more than a minute it does, under another name: otherwise arrivals would wait until the clock has caught up.
+func (m *minuteWriter) advanceLocked(now int64) {
+	m.latest = max(m.latest, now)
+	if m.latest <= now+1 {
+		return
+	}
+
+	m.writer = rand.Text()
+	m.latest = now
+	for key, v := range m.visits {
+		if key.at <= now {
+			continue
+		}
+
+		delete(m.visits, key)
+		m.visitsLocked(visit{key.page, now}).Merge(v) // there is room, since one has gone
+	}
+}
+
+// visitsLocked returns the arrivals on a page in a minute, or nil if there are too many of others.
+func (m *minuteWriter) visitsLocked(key visit) *minutes.Visits {
+	v := m.visits[key]
+	if v == nil && len(m.visits) < maxPendingMinutes {
+		v = &minutes.Visits{}
+		m.visits[key] = v
+	}
+
+	return v
 }
 
 // part is what one run of remember.lua writes: minutes of one bucket that have ended, or arrivals.
@@ -159,7 +185,7 @@ func (m *minuteWriter) take(before int64) (parts []part) {
 
 	// remember.lua takes the arrivals of a minute from a process once. So none may be added to minutes that are
 	// written now.
-	m.latest = max(m.latest, before)
+	m.advanceLocked(before)
 
 	ended := map[int][]endedMinute{} // by bucket
 	for _, e := range m.counts {
@@ -287,7 +313,7 @@ func (m *minuteWriter) visitsPartLocked(bucket int, visits []visit) part {
 		v := m.visits[key]
 		run.Keys = append(run.Keys, at.visitsKey(bucket, key.at/60, key.page))
 		// Each process has a field of its own: none can add to the registers of another one.
-		field := append(binary.BigEndian.AppendUint32(nil, uint32(key.at)), m.store.self...)
+		field := append(binary.BigEndian.AppendUint32(nil, uint32(key.at)), m.writer...)
 		run.Args = append(run.Args, field, minutes.AppendVisits(nil, v.Joins, v.Registers()))
 	}
 	if m.days == 0 {
@@ -315,7 +341,7 @@ func (s *Store) Minutes(ctx context.Context, page string, from int64) ([]minutes
 	}
 
 	bucket := presence.Bucket(page, s.cfg.Buckets)
-	running := s.minutes.unwritten(page, from) // before Redis is read, which may then have the same numbers
+	running, writer := s.minutes.unwritten(page, from) // before Redis is read, which may then have the same numbers
 	run := &scriptRun{Script: scripts.Minutes, Keys: []string{
 		s.at().stateKey(bucket), s.at().pagePrefix(bucket) + page, s.at().minutesKey(bucket, page),
 	}}
@@ -343,7 +369,7 @@ func (s *Store) Minutes(ctx context.Context, page string, from int64) ([]minutes
 
 			m := minutes.Minute{At: int64(binary.BigEndian.Uint32([]byte(name)))}
 			_, here := running[m.At]
-			ours := here && name[4:] == s.self // running has newer numbers
+			ours := here && name[4:] == writer // running has newer numbers
 			if ours || m.At < from {
 				continue
 			}
@@ -396,9 +422,9 @@ func countedMinutes(reply []any, from int64) (list []minutes.Minute, err error) 
 	return list[first:], nil
 }
 
-// unwritten returns the arrivals on a page that wait to be written, by minute.
-func (m *minuteWriter) unwritten(page string, from int64) map[int64]minutes.Minute {
-	waiting := map[int64]minutes.Minute{}
+// unwritten returns the arrivals on a page that wait to be written, by minute, and under which name.
+func (m *minuteWriter) unwritten(page string, from int64) (waiting map[int64]minutes.Minute, writer string) {
+	waiting = map[int64]minutes.Minute{}
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -410,5 +436,5 @@ func (m *minuteWriter) unwritten(page string, from int64) map[int64]minutes.Minu
 		}
 	}
 
-	return waiting
+	return waiting, m.writer
 }

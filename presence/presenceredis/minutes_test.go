@@ -303,3 +303,39 @@ func TestServerAForeignKeyHoldsUpNoMinuteOfOthers(t *testing.T) {
 		}
 	}
 }
+
+// The clock of a process was right, then two hours ahead, and is set back. Arrivals are written with the next minute,
+// beside those of the same minute from before, and none of them waits until the clock has caught up.
+func TestServerArrivalsAfterTheClockWasSetBack(t *testing.T) {
+	cfg := Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), PageStats: 24 * time.Hour}
+	s, other := open(t, cfg), open(t, cfg)
+	s.stop() // from here on only the test writes
+	s.background.Wait()
+	s.minutes.latest = 0
+	at(t, s)
+
+	arrive := func(u presence.User) { s.minutes.arrived([]presence.Arrival{{User: u, Page: "p"}}) }
+	now := minutes.Of(time.Now())
+	arrive(1)
+	s.minutes.write(t.Context(), now+1)
+
+	ahead := now + 120
+	s.minutes.latest = ahead
+	s.minutes.visits[visit{"p", ahead}] = &minutes.Visits{}
+	s.minutes.visits[visit{"p", ahead}].Add(2)
+
+	arrive(3)
+	s.minutes.write(t.Context(), minutes.Of(time.Now())+1)
+
+	list, err := other.Minutes(t.Context(), "p", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	joins := int64(0)
+	for _, m := range list {
+		joins += m.Joins
+	}
+	if joins != 3 {
+		t.Errorf("%d arrivals are written, want 3: %+v", joins, list)
+	}
+}

@@ -169,6 +169,7 @@ func Open(cfg Config) *Store {
 		store:     s,
 		retention: int64(cfg.PageStats / time.Minute),
 		days:      cfg.PageDays,
+		writer:    rand.Text(),
 		visits:    map[visit]*minutes.Visits{},
 	}
 
