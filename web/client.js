@@ -574,7 +574,9 @@ export class Headcount extends EventTarget {
     if (!watches.length && !this.#joined.has(key)) return; // it is for another tab, or a leave was faster
     this.#known.set(key, { value, link });
     emit(this, type, value);
-    for (const watch of watches) call(watch.callback, value);
+    // One of them may have ended others, or closed everything.
+    for (const watch of watches)
+      if (this.#watches.has(watch) && this.#known.get(key)?.value === value) call(watch.callback, value);
   }
 
   #become(/** @type {State} */ state) {

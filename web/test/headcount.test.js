@@ -242,6 +242,21 @@ test('a callback that throws does not keep the others from their count', async (
   assert.deepEqual(thrown, ['mine']);
 });
 
+test('a watch that another callback has ended hears nothing more, nor does who is logged out by one', async () => {
+  const headcount = await connected();
+  const seen = [];
+  headcount.watch('p', () => stop());
+  const stop = headcount.watch('p', ({ count }) => seen.push(count));
+  sockets[0].say(count('p', 1, '17-1'));
+  assert.deepEqual(seen, []);
+
+  headcount.unread((n) => n && headcount.close());
+  headcount.unread((n) => seen.push(n));
+  await settle();
+  sockets[0].say({ type: 'unread', count: 3 });
+  assert.deepEqual(seen, [0]);
+});
+
 test('across a reconnect an older count does not come back, a later incarnation does', async () => {
   const headcount = await connected();
   const seen = [];
