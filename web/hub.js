@@ -157,8 +157,10 @@ export function Hub(base, keep, getToken, same, say) {
   const served = () => attempts._dialing || [...links].some((link) => !link._draining);
 
   const dial = async () => {
+    const token = getToken();
+    const asks = typeof token === 'function';
     // The token has expired: the tab that has a newer token continues.
-    if (attempts._over || served() || !wanted() || (attempts._expired && !given())) return show();
+    if (attempts._over || served() || !wanted() || (attempts._expired && !asks && !given())) return show();
     attempts._dialing = true;
     show();
     /** @type {Link | undefined} */ let link;
@@ -166,8 +168,7 @@ export function Hub(base, keep, getToken, same, say) {
       const address = new URL('-/ws', base);
       address.protocol = address.protocol.replace('http', 'ws');
       address.search = base.search; // a page of the server's own names a site
-      const token = getToken();
-      const fixed = typeof token !== 'function' && given();
+      const fixed = !asks && given();
       const now = fixed || (await ask(token));
       if (!same(now)) {
         say({ user: true });

@@ -650,6 +650,18 @@ test('a fixed token that has expired is not tried again, until there is another'
   assert.match(sockets[1].url.search, /^\?token=new&back=\d/);
 });
 
+test('a fixed token that has expired may be replaced by a function', async () => {
+  mock.method(console, 'error', () => {});
+  const headcount = await connected({ token: tokenOf('ann') });
+  sockets[0].say({ type: 'error', code: 'token_expired', message: 'expired' });
+  sockets[0].drop();
+  await tick(60_000);
+  assert.equal(sockets.length, 1);
+  headcount.token = async () => tokenOf('ann', 1);
+  await settle();
+  assert.equal(sockets[1]?.url.searchParams.get('token'), tokenOf('ann', 1));
+});
+
 test('the token that expires is that of the connection, not the newest', async () => {
   const headcount = await connected({ token: 'old' });
   headcount.token = 'new';
