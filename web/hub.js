@@ -77,7 +77,7 @@ export function Hub(base, keep, getToken, same, say) {
 
   /** Sends over a link the difference between what is wanted and what was sent before. */
   const sync = (/** @type {Link} */ link) => {
-    if (!link._open) return;
+    if (!link._open || !links.has(link)) return;
     const paused = [...members.values()].every((member) => member.hidden);
     if (paused !== link._paused) link._send({ type: paused ? 'pause' : 'resume' });
     link._paused = paused;

@@ -739,6 +739,18 @@ test('unread goes to those who asked for it, and read is sent even if requested 
   assert.deepEqual(sockets[1].take(), [{ type: 'join', page: 'p' }, { type: 'read' }]);
 });
 
+test('read is not lost to a connection that has ended after a refusal', async () => {
+  const headcount = await connected();
+  sockets[0].say({ type: 'error', code: 'rate_limited', message: 'too many' });
+  Math.random.mock.mockImplementation(() => 1);
+  sockets[0].drop();
+  headcount.read();
+  await tick(1_000);
+  await tick(1_000); // now what was refused would be said again
+  sockets[1].welcome();
+  assert.deepEqual(sockets[1].take(), [{ type: 'join', page: 'p' }, { type: 'read' }]);
+});
+
 test('a page that the user leaves closes without a leave frame, and may come back from the cache', async () => {
   await connected();
   sockets[0].take();
