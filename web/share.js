@@ -175,11 +175,10 @@ export function Share(base, keep, together, getToken, tab) {
       /** @type {BroadcastChannel} */ let channel;
       let name = `headcount ${base} `;
       try {
-        const now = userOf(await ask(getToken()));
+        same(await ask(getToken())); // not if a token that was set meanwhile was faster
         if (signal.aborted) return;
-        user = now;
-        if (now === undefined) return lead();
-        name += now; // tabs of different users have nothing to share
+        if (user === undefined) return lead();
+        name += user; // tabs of different users have nothing to share
         channel = new BroadcastChannel(name);
       } catch {
         // There is no token now, or the browser forbids storage, and channels with it.

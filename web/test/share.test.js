@@ -457,6 +457,31 @@ test('all tabs of a user whose session ends ask whose it is now', async () => {
   assert.deepEqual([first, second, third].map(({ state }) => state), ['open', 'open', 'open']);
 });
 
+test('a token that is set while an older one is awaited holds, whichever comes first', async () => {
+  const token = (sub) => `x.${btoa(JSON.stringify({ sub }))}.y`;
+  for (const first of ['ann', 'bob']) {
+    const server = `https://${first}-first.example`;
+    await tab('p', { server, token: async () => token('ann') });
+    sockets.at(-1).welcome();
+    const answers = []; // of the session's token: it was ann's, and is bob's
+    const ask = () => new Promise((answer) => answers.push(answer));
+    const second = await tab('q', { server, token: ask });
+    second.token = ask;
+    const tell = async (who) => {
+      answers[who === 'ann' ? 0 : 1](token(who));
+      await settle();
+    };
+    await tell(first);
+    await tell(first === 'ann' ? 'bob' : 'ann');
+    for (const answer of answers) answer(token('bob'));
+    await settle();
+    for (const answer of answers) answer(token('bob'));
+    await settle();
+    const users = sockets.filter(({ url }) => url.hostname === new URL(server).hostname);
+    assert.deepEqual(users.map(({ url }) => url.searchParams.get('token')), [token('ann'), token('bob')]);
+  }
+});
+
 test('a log-out in one tab is one in all tabs, whichever has the connection', async () => {
   const token = (sub) => `x.${btoa(JSON.stringify({ sub }))}.y`;
   for (const which of [0, 1]) {
