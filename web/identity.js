@@ -9,7 +9,9 @@ const ANSWER_MS = 10_000; // how long a token or a file may take
 export const timely = (answer) =>
   Promise.race([answer, new Promise((_, fail) => setTimeout(fail, ANSWER_MS, 'timeout'))]);
 
-export const ask = (/** @type {Token | undefined} */ token) => timely(typeof token === 'function' ? token() : token);
+/** Asks for a token. What a function throws is a failed answer, too. */
+export const ask = async (/** @type {Token | undefined} */ token) =>
+  timely(typeof token === 'function' ? token() : token);
 
 /** Whose a token is: '' of nobody, and undefined if it does not say that. @type {(token: string | undefined) => string | undefined} */
 export const userOf = (token) => {

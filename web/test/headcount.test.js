@@ -689,6 +689,19 @@ test('a token function that fails is a failed attempt', async () => {
   assert.equal(sockets.length, 1);
 });
 
+test('a token function that throws at once fails like one whose promise is rejected', async () => {
+  const headcount = await connected({ token: tokenOf('ann') });
+  headcount.token = () => {
+    throw new Error('sign in first');
+  };
+  headcount.join('q');
+  await settle(); // a promise that nobody handles fails this test
+  assert.equal(headcount.state, 'open', 'nobody else is here');
+  sockets[0].drop();
+  await tick(500);
+  assert.deepEqual(headcount.errors.map((e) => e.message), ['Error: sign in first']);
+});
+
 test('a token function that never answers is a failed attempt', async () => {
   let calls = 0;
   const headcount = client({ token: () => (calls++ ? 't' : new Promise(() => {})), share: false });
