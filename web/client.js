@@ -130,6 +130,7 @@ export class Headcount extends EventTarget {
   /** @type {any} */ #hiding;
   #hidden = 0; // 1: this tab was hidden for PAUSE_MS; 2: for HIDDEN_MS more
   #syncing = false;
+  #user = 0; // grows when the user is another one
   #gone = false; // between pagehide and pageshow
   /** @type {any} */ #closing;
 
@@ -366,6 +367,7 @@ export class Headcount extends EventTarget {
    * @type {(call: any, method: string, name: string) => Promise<any>}
    */
   async lend(call, method, name) {
+    const user = this.#user;
     const token = await ask(this.#token);
     // This tab's seed may be younger than that of the tab with the connection, which is about to know the user's id.
     const leads = () => this.#sharing?._leads();
@@ -373,9 +375,9 @@ export class Headcount extends EventTarget {
       await timely(
         new Promise((known) => this.addEventListener('state', () => (leads() || this.#state === 'open') && known(0))),
       ).catch(() => {});
-    return call(method, name, this.#base, token, this.#keep, token ? () => {} : idOf, (/** @type {Frame} */ frame) =>
-      this.#hear({ frame }),
-    );
+    // An answer to the user before says nothing of this one.
+    const hear = (/** @type {Frame} */ frame) => user === this.#user && this.#hear({ frame });
+    return call(method, name, this.#base, token, this.#keep, token ? () => {} : idOf, hear);
   }
 
   /** Leaves every page and ends the connection, until open(). Other tabs may be those of a user who has logged out: they ask. */
@@ -503,6 +505,7 @@ export class Headcount extends EventTarget {
       else if (value.mine) this.#learn(topic, 'counter', { ...value, mine: false });
     }
     this.#known.clear();
+    this.#user++;
     emit(this, 'user', undefined);
   }
 

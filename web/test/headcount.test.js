@@ -1122,6 +1122,26 @@ test('a change says who the user is, and its answer is heard at once', async () 
   assert.deepEqual(seen.slice(0, 2), ['5 true', '5 false'], 'of the user with the token nothing is known yet');
 });
 
+test('the answer to a change of the user before is not taken for one of this user', async () => {
+  let answer;
+  globalThis.fetch = () => new Promise((resolve) => (answer = resolve));
+  const headcount = await connected({ token: tokenOf('ann') });
+  const likes = headcount.counter('likes:1');
+  const seen = [];
+  likes.watch(({ value, mine = false }) => seen.push(`${value} ${mine}`));
+  await settle();
+  sockets[0].say(lasting('likes:1', 1, '1-1'));
+  const added = likes.add();
+  await settle();
+  headcount.token = tokenOf('bob');
+  await settle();
+  sockets[1].welcome({ id: undefined });
+  sockets[1].say(lasting('likes:1', 2, '1-2'));
+  answer(Response.json({ ...lasting('likes:1', 2, '1-2'), member: true }));
+  assert.equal((await added).mine, true, 'whoever asked gets it');
+  assert.deepEqual(seen, ['1 false', '2 false']);
+});
+
 test('a page that the server refuses has a state of its own, until the server greets it', async () => {
   const told = mock.method(console, 'error', () => {});
   globalThis.fetch = async (url, { method }) =>
