@@ -164,7 +164,7 @@ export class Headcount extends EventTarget {
   #listen() {
     this.#closing = new AbortController();
     const on = (/** @type {string} */ type, /** @type {() => void} */ listener) =>
-      (type === 'resume' ? globalThis.document : globalThis)?.addEventListener?.(type, listener, {
+      (type.includes('re') ? globalThis.document : globalThis)?.addEventListener?.(type, listener, {
         signal: this.#closing.signal,
       });
     // A closed connection lets the browser keep the page for "back". It must not
@@ -175,7 +175,7 @@ export class Headcount extends EventTarget {
       this.#part();
     });
     // Browsers differ in what they tell a page that comes back. Any of these means that it is here.
-    for (const type of ['pageshow', 'online', 'visibilitychange', 'resume', 'focus'])
+    for (const type of ['pageshow', 'online', 'visibilitychange', 'resume', 'focus', 'prerenderingchange'])
       on(type, () => {
         const seen = !globalThis.document?.hidden;
         if (seen || type === 'pageshow') this.#gone = false;
@@ -455,7 +455,8 @@ export class Headcount extends EventTarget {
     this.#syncing = true;
     queueMicrotask(() => {
       this.#syncing = false;
-      if (this.#state === 'closed' || this.#gone) return;
+      // A page that the browser has made in advance may never be opened.
+      if (this.#state === 'closed' || this.#gone || /** @type {any} */ (globalThis.document)?.prerendering) return;
       for (const key of this.#known.keys())
         if (!this.#joined.has(key) && !this.#watched.has(key)) this.#known.delete(key);
       if (this.#sharing) this.#tell();

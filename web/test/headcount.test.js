@@ -844,6 +844,22 @@ test('any sign that the page is here again wakes it', async () => {
   }
 });
 
+test('a page that the browser has made in advance counts nobody until it is opened', async () => {
+  document = Object.assign(new EventTarget(), { hidden: true, prerendering: true });
+  const headcount = client();
+  headcount.join('p');
+  await settle();
+  for (const type of ['pageshow', 'visibilitychange']) dispatchEvent(new Event(type));
+  await tick(60_000);
+  assert.equal(sockets.length, 0);
+  Object.assign(document, { hidden: false, prerendering: false });
+  document.dispatchEvent(new Event('prerenderingchange'));
+  await settle();
+  assert.equal(sockets.length, 1);
+  sockets[0].welcome();
+  assert.deepEqual(sockets[0].take(), [{ type: 'join', page: 'p' }], 'and no pause');
+});
+
 test('a message over the connection of a page that can be seen ends its pause', async () => {
   await connected();
   document.hidden = true;
