@@ -24,7 +24,7 @@ export function summary({ peak, points, visitors }, last = '24 hours') {
   if (isDay(points[0])) {
     const hours = points.reduce((sum, point) => sum + point.person_minutes, 0) / 60;
     const busy = points.filter((point) => point.visitors).length;
-    return `${most} on ${date(peak.at)}, ${number(visitors / busy)} visitors on a day with any, ${number(hours)} person-hours`;
+    return `${most} on ${date(peak.at)}, ${number(visitors / (busy || 1))} visitors on a day with any, ${number(hours)} person-hours`;
   }
   const at = new Date(peak.at).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
   return `${most} at ${at}, ${number(visitors)} ${visitors === 1 ? 'visitor' : 'visitors'}`;
