@@ -72,7 +72,9 @@ export function attend(headcount, callback, page, watch, address, signal) {
       reportError(error);
     }
   };
+  let refused = false;
   const refuse = (/** @type {string} */ why) => {
+    refused = true;
     const words = why === FULL ? why : `the page ${JSON.stringify(name)} is not counted: ${why}`;
     tell(words);
     unknown(words);
@@ -87,6 +89,7 @@ export function attend(headcount, callback, page, watch, address, signal) {
     undo = [];
     if (name !== undefined) unknown();
     name = next;
+    refused = false;
     try {
       if (present()) undo.push(headcount.join(name));
       undo.push(headcount.watch(name, callback));
@@ -102,6 +105,14 @@ export function attend(headcount, callback, page, watch, address, signal) {
     },
     { signal },
   );
+  // The next user may see what this one may not.
+  const again = () => {
+    if (!refused) return;
+    unknown();
+    name = undefined;
+    move();
+  };
+  headcount.addEventListener('user', again, { signal });
   signal.addEventListener('abort', () => undo.forEach((step) => step()));
   if (page === undefined) follow(move, signal);
   move();

@@ -148,14 +148,20 @@ export async function* iterate(headcount, subscribe) {
  * @param {Parts} parts
  */
 export default function begin(parts) {
-  const { element, headcount, show, refuse, signal } = parts;
+  const { element, headcount, show, forget, refuse, signal } = parts;
   if (element.localName === 'follow-button') return follows(parts);
   const key = element.getAttribute('key') ?? element.getAttribute('counter') ?? '';
   const counter = headcount.counter(key);
+  let stop = () => {};
+  let refused = false;
   // What a page shows is up to its author, who looks here when it shows nothing.
   headcount.addEventListener(
     'error',
-    (/** @type {any} */ { detail }) => detail.counter === key && refuse(`${key}: ${detail.message}`),
+    (/** @type {any} */ { detail }) => {
+      if (detail.counter !== key) return;
+      refused = true;
+      refuse(`${key}: ${detail.message}`);
+    },
     { signal },
   );
   const told =
@@ -163,8 +169,21 @@ export default function begin(parts) {
       ? likes(parts, counter)
       : (/** @type {CounterValue} */ now) => show(now.value, 'counter', now, '');
   if (!key) return refuse(`<${element.localName}> has no counter; name it in counter="…"`);
+  const watch = () => {
+    stop();
+    refused = false;
+    stop = counter.watch(told);
+  };
+  // The next user may see what this one may not.
+  const again = () => {
+    if (!refused) return;
+    forget();
+    watch();
+  };
   try {
-    signal.addEventListener('abort', counter.watch(told));
+    watch();
+    signal.addEventListener('abort', () => stop());
+    headcount.addEventListener('user', again, { signal });
   } catch (/** @type {any} */ error) {
     return refuse(error);
   }

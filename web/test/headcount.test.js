@@ -11,7 +11,8 @@ let storage;
 
 // The client loads this after a failed attempt. It is loaded here first, so that no test waits for it.
 for (let failures = 1; failures < 20; failures++) await import(`../rescue.js?${failures}`);
-await import('../more.js');
+const { default: draw } = await import('../more.js');
+await import('../live.js');
 
 function client(options, url = SERVER) {
   const headcount = new Headcount(url, options);
@@ -1095,6 +1096,40 @@ test('a counter that the server refuses is dropped, and the rest is said again',
   assert.throws(() => headcount.counter('').watch(() => {}), TypeError);
   for (let i = 0; i < 98; i++) headcount.counter(`views:${i}`).watch(() => {});
   assert.throws(() => headcount.counter('one more').watch(() => {}), RangeError, 'pages and counters together');
+});
+
+test('what a user may not see is asked for again when another one has logged in', async () => {
+  mock.method(console, 'error', () => {});
+  const headcount = await connected();
+  const [seen, refused] = [[], []];
+  headcount.here((counter) => seen.push(counter?.count), { page: 'team/1' });
+  await settle();
+  const { signal } = new AbortController();
+  const parts = {
+    element: { localName: 'live-counter', getAttribute: (name) => (name === 'counter' ? 'pay:1' : null) },
+    show: (value) => seen.push(value),
+    forget: () => refused.push('not any more'),
+    refuse: (why) => refused.push(why),
+  };
+  draw({ ...parts, headcount, signal });
+  await settle();
+  sockets[0].say({ type: 'error', code: 'forbidden', message: 'private', page: 'team/1' });
+  sockets[0].say({ type: 'error', code: 'forbidden', message: 'private', counter: 'pay:1' });
+  await settle();
+  sockets[0].take();
+
+  headcount.token = tokenOf('ann');
+  await settle();
+  sockets[1].welcome({ id: undefined });
+  assert.deepEqual(sockets[1].take(), [
+    { type: 'join', page: 'p' },
+    { type: 'join', page: 'team/1' },
+    { type: 'subscribe', counters: ['pay:1'] },
+  ]);
+  sockets[1].say(count('team/1', 2, '1-1'));
+  sockets[1].say(lasting('pay:1', 7, '1-1'));
+  assert.deepEqual(seen, [undefined, undefined, 2, 7]);
+  assert.deepEqual(refused, ['pay:1: private', 'not any more']);
 });
 
 test('a change says who the user is, and its answer is heard at once', async () => {
