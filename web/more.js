@@ -101,8 +101,15 @@ export async function follow(headcount, method, page) {
    */
   const ask = (method, rest, ...who) => request(`-/me/follows${rest}`, method, ...who);
   if (page !== undefined) {
-    await headcount.lend(ask, method, `/${encodeURIComponent(page)}`);
-    headcount.dispatchEvent(new CustomEvent('follow', { detail: { page, followed: method === 'PUT' } }));
+    let same = true; // is the user who asked
+    const other = () => void (same = false);
+    headcount.addEventListener('user', other);
+    try {
+      await headcount.lend(ask, method, `/${encodeURIComponent(page)}`);
+    } finally {
+      headcount.removeEventListener('user', other);
+    }
+    if (same) headcount.dispatchEvent(new CustomEvent('follow', { detail: { page, followed: method === 'PUT' } }));
     return;
   }
   /** @type {string[]} */ const all = [];
@@ -322,7 +329,11 @@ export function followed(headcount, page, callback, complain, signal) {
   };
   headcount.addEventListener('state', load, { signal });
   // that of another user is loaded with the next connection
-  headcount.addEventListener('user', () => callback(false), { signal });
+  const other = () => {
+    changes++;
+    callback(false);
+  };
+  headcount.addEventListener('user', other, { signal });
   headcount.addEventListener(
     'follow',
     (/** @type {any} */ { detail }) => {

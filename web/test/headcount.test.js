@@ -11,7 +11,7 @@ let storage;
 
 // The client loads this after a failed attempt. It is loaded here first, so that no test waits for it.
 for (let failures = 1; failures < 20; failures++) await import(`../rescue.js?${failures}`);
-const { default: draw } = await import('../more.js');
+const { default: draw, followed } = await import('../more.js');
 await import('../live.js');
 
 function client(options, url = SERVER) {
@@ -1191,6 +1191,33 @@ test('the answer to a change of the user before is not taken for one of this use
   answer(Response.json({ ...lasting('likes:1', 2, '1-2'), member: true }));
   assert.equal((await added).mine, true, 'whoever asked gets it');
   assert.deepEqual(seen, ['1 false', '2 false']);
+});
+
+test('what the user before follows is not taken for what this user follows', async () => {
+  const answers = [];
+  globalThis.fetch = (_, { method }) =>
+    new Promise((resolve) =>
+      answers.push((follows) =>
+        resolve(method === 'GET' ? Response.json({ follows }) : new Response(null, { status: 204 })),
+      ),
+    );
+  const headcount = await connected({ token: tokenOf('ann') });
+  const seen = [];
+  followed(headcount, 'p', (yes) => seen.push(yes), assert.fail, new AbortController().signal);
+  await settle();
+  const following = headcount.follow('p');
+  await settle();
+  headcount.token = tokenOf('bob');
+  await settle();
+  sockets[1].welcome({ id: undefined });
+  await settle();
+  assert.equal(answers.length, 3);
+  answers[2]([]);
+  answers[0](['p']);
+  answers[1]();
+  await following;
+  await settle();
+  assert.deepEqual(seen, [false, false], 'after the log-in, and as the server says of this user');
 });
 
 test('a page that the server refuses has a state of its own, until the server greets it', async () => {
