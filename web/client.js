@@ -131,7 +131,7 @@ export class Headcount extends EventTarget {
   #hidden = 0; // 1: this tab was hidden for PAUSE_MS; 2: for HIDDEN_MS more
   #syncing = false;
   #user = 0; // grows when the user is another one
-  #gone = false; // between pagehide and pageshow
+  #gone = false; // between pagehide and pageshow; whoever opens is here
   /** @type {any} */ #closing;
 
   /**
@@ -163,6 +163,7 @@ export class Headcount extends EventTarget {
   /** Listens to what happens to the page, until close(). */
   #listen() {
     this.#closing = new AbortController();
+    this.#gone = false;
     const on = (/** @type {string} */ type, /** @type {() => void} */ listener) =>
       (type.includes('re') ? globalThis.document : globalThis)?.addEventListener?.(type, listener, {
         signal: this.#closing.signal,

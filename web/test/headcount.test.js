@@ -817,6 +817,18 @@ test('close leaves, until open', async () => {
   assert.deepEqual(headcount.states.slice(-4), ['closed', 'idle', 'connecting', 'open']);
 });
 
+test('a script may close when its page goes, and open when it is back', async () => {
+  const headcount = await connected();
+  addEventListener('pagehide', () => headcount.close());
+  addEventListener('pageshow', () => headcount.open());
+  dispatchEvent(new Event('pagehide'));
+  dispatchEvent(new Event('pageshow'));
+  await settle();
+  assert.equal(sockets.length, 2);
+  sockets[1].welcome();
+  assert.deepEqual(sockets[1].take(), [{ type: 'join', page: 'p' }]);
+});
+
 test('any sign that the page is here again wakes it', async () => {
   for (const type of ['pageshow', 'focus', 'visibilitychange', 'resume', 'online']) {
     document = Object.assign(new EventTarget(), { hidden: false });
