@@ -227,7 +227,7 @@ async function visit(/** @type {Headcount} */ headcount, /** @type {string} */ k
  * @param {(on: boolean) => void} paint shows the rest of it
  * @returns {() => void} paints what the server says now
  */
-function toggle({ element, say, signal }, button, label, said, ask, paint) {
+function toggle({ element, headcount, say, signal }, button, label, said, ask, paint) {
   /** @type {boolean | undefined} */ let wish;
   let asking = false;
   const update = () => {
@@ -255,6 +255,12 @@ function toggle({ element, say, signal }, button, label, said, ask, paint) {
     asking = false;
     update();
   };
+  // What the user asked for is not asked for in the name of the next one.
+  const other = () => {
+    wish = undefined;
+    update();
+  };
+  headcount.addEventListener('user', other, { signal });
   button.disabled = true; // until the server has said something
   button.setAttribute('aria-label', label);
   button.addEventListener(

@@ -1232,6 +1232,36 @@ test('what the user before follows is not taken for what this user follows', asy
   assert.deepEqual(seen, [false, false], 'after the log-in, and as the server says of this user');
 });
 
+test('a second click that waits for the answer to the first is not made as the next user', async () => {
+  const asked = [];
+  globalThis.fetch = (_, { method, headers }) =>
+    new Promise((resolve) => {
+      const answer = () => resolve(Response.json({ ...lasting('likes:1', 1, '1-1'), member: method === 'PUT' }));
+      asked.push({ who: headers.Authorization.split(' ')[1], method, answer });
+    });
+  const headcount = await connected({ token: tokenOf('ann') });
+  const button = Object.assign(new EventTarget(), {
+    pressed: [],
+    setAttribute: (name, value) => name === 'aria-pressed' && button.pressed.push(value),
+    part: { toggle() {} },
+  });
+  const element = { localName: 'like-button', getAttribute: (name) => (name === 'counter' ? 'likes:1' : null) };
+  const number = { closest: () => button, textContent: '1' };
+  draw({ element, headcount, number, show() {}, signal: new AbortController().signal });
+  await settle();
+  sockets[0].say(lasting('likes:1', 0, '1-0'));
+  for (const _ of ['a like', 'and not']) button.dispatchEvent(new Event('click'));
+  await settle();
+  headcount.token = tokenOf('bob');
+  await settle();
+  sockets[1].welcome({ id: undefined });
+  sockets[1].say(lasting('likes:1', 2, '1-2', { mine: true }));
+  asked[0].answer();
+  await settle();
+  assert.deepEqual(asked.map(({ who, method }) => `${method} ${who === tokenOf('ann') ? 'ann' : 'bob'}`), ['PUT ann']);
+  assert.equal(button.pressed.at(-1), 'true', 'bob likes it');
+});
+
 test('a page that the server refuses has a state of its own, until the server greets it', async () => {
   const told = mock.method(console, 'error', () => {});
   globalThis.fetch = async (url, { method }) =>
