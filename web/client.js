@@ -507,6 +507,7 @@ export class Headcount extends EventTarget {
       else if (value.mine) this.#learn(topic, 'counter', { ...value, mine: false });
     }
     this.#known.clear();
+    this.#read = false;
     this.#user++;
     emit(this, 'user', undefined);
   }

@@ -553,6 +553,20 @@ test('unread goes to all tabs, also to one that comes later; read is said once',
   assert.deepEqual(heard.slice(2), ['first 0', 'second 0']);
 });
 
+test('what a user read is not read for the next one', async () => {
+  const token = (sub) => `x.${btoa(JSON.stringify({ sub }))}.y`;
+  await tab('p', { token: token('ann') });
+  sockets[0].welcome();
+  const second = await tab('q', { token: token('ann') });
+  channels[0].asleep = true;
+  second.read();
+  await settle();
+  second.token = token('bob');
+  await settle();
+  sockets[1].welcome();
+  assert.deepEqual(sockets[1].take(), [{ type: 'join', page: 'q' }]);
+});
+
 test('messages of others that make no sense are ignored', async () => {
   const one = await tab();
   const two = await tab();
