@@ -365,7 +365,8 @@ class Fallback extends EventTarget {
         // A PUT without an answer, or that the server cannot carry out now, is sent again. The streams also notice the
         // loss.
         if (status) this.#unsure.delete(page);
-        if (status < 500 && !this.#refuse(page, status, message))
+        if (status === 401) this.#fail(); // the token has expired: the next connection asks for another one
+        else if (status < 500 && !this.#refuse(page, status, message))
           this.#say({ type: 'error', code: 'refused', message: `${page}: ${message}` });
       });
   }

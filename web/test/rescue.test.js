@@ -209,6 +209,44 @@ test('counts of a joined page are stale until the server has counted the user', 
   }
 });
 
+test('when the token of a hold has expired the client asks for another one', async () => {
+  globalThis.EventSource = class extends EventTarget {
+    close() {}
+  };
+  let expired = false;
+  globalThis.fetch = async (url, { method = 'GET', body } = {}) => {
+    if (url.pathname.endsWith('/events')) return new Response('');
+    if (url.pathname === '/-/me/unread') return Response.json({ count: 0 }, { status: body === '{}' ? 400 : 200 });
+    if (method === 'PUT') return Response.json({ page: 'p', count: 1 }, { status: expired ? 401 : 200 });
+    return Response.json({ counters: [{ page: 'p', count: 1 }] });
+  };
+  const settle = async () => {
+    for (let i = 0; i < 20; i++) await new Promise(setImmediate);
+  };
+  const rescue = await fresh();
+  await rescue(ADDRESS, 1);
+  const Replacement = await rescue(ADDRESS, 2);
+  mock.timers.enable({ apis: ['setInterval'] });
+  const replacement = new Replacement(`${ADDRESS.href}?token=t`);
+  let closed = 0;
+  replacement.addEventListener('close', () => closed++);
+  try {
+    replacement.send('{"type":"join","page":"p"}');
+    await settle();
+    mock.timers.tick(7_000);
+    await settle();
+    assert.equal(closed, 0);
+    expired = true;
+    mock.timers.tick(7_000);
+    await settle();
+    assert.equal(closed, 1);
+  } finally {
+    replacement.close();
+    mock.timers.reset();
+    delete globalThis.EventSource;
+  }
+});
+
 test('what one connection has found out says nothing of another', async () => {
   const { default: rescue } = await import('../rescue.js');
   answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' } };
