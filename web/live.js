@@ -85,7 +85,8 @@ export function attend(headcount, callback, page, watch, address, signal) {
   const move = () => {
     const next = fitting(page ?? address());
     if (next === name) return;
-    const before = undo;
+    // First, so that there is room. What happens in one turn of the event loop is no leave.
+    for (const step of undo) step();
     undo = [];
     if (name !== undefined) unknown();
     name = next;
@@ -96,7 +97,6 @@ export function attend(headcount, callback, page, watch, address, signal) {
     } catch (/** @type {any} */ error) {
       refuse(reason(error));
     }
-    for (const step of before) step();
   };
   headcount.addEventListener(
     'error',

@@ -12,7 +12,7 @@ let storage;
 // The client loads this after a failed attempt. It is loaded here first, so that no test waits for it.
 for (let failures = 1; failures < 20; failures++) await import(`../rescue.js?${failures}`);
 const { default: draw, followed } = await import('../more.js');
-await import('../live.js');
+const { attend } = await import('../live.js');
 
 function client(options, url = SERVER) {
   const headcount = new Headcount(url, options);
@@ -124,6 +124,22 @@ test('a move at the bound of pages leaves first', async () => {
   headcount.join('q');
   await settle();
   assert.deepEqual(sockets[0].take(), [{ type: 'leave', page: 'p' }, { type: 'join', page: 'q' }]);
+});
+
+test('who is at the bound of pages is counted at the next address, too', async () => {
+  const navigation = new EventTarget();
+  Object.assign(globalThis, { navigation, MutationObserver: class { observe() {} } });
+  const headcount = client();
+  let path = '/a';
+  headcount.watch(Array.from({ length: 99 }, (_, i) => `w${i}`), () => {});
+  attend(headcount, () => {}, undefined, false, () => path, new AbortController().signal);
+  await settle();
+  sockets[0].welcome();
+  sockets[0].take();
+  path = '/b';
+  navigation.dispatchEvent(new Event('currententrychange'));
+  await settle();
+  assert.deepEqual(sockets[0].take(), [{ type: 'leave', page: '/a' }, { type: 'join', page: '/b' }]);
 });
 
 test('a page is left when its last join is taken back, and leave() leaves them all', async () => {
