@@ -77,7 +77,7 @@ export function Hub(base, keep, getToken, same, say) {
 
   /** Sends over a link the difference between what is wanted and what was sent before. */
   const sync = (/** @type {Link} */ link) => {
-    if (!link._open || !links.has(link)) return;
+    if (!link._open) return;
     const paused = [...members.values()].every((member) => member.hidden);
     if (paused !== link._paused) link._send({ type: paused ? 'pause' : 'resume' });
     link._paused = paused;
@@ -110,8 +110,9 @@ export function Hub(base, keep, getToken, same, say) {
     if (toRead) link._send({ type: 'read' });
     toRead = false;
 
-    clearTimeout(idle);
-    idle = setTimeout(() => {
+    if (wanted()) idle = clearTimeout(idle);
+    else idle ||= setTimeout(() => {
+      idle = 0;
       if (wanted()) return;
       news._unread = 0; // nobody tells us of its changes from now on
       links.forEach((link) => link._end());

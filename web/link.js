@@ -48,7 +48,7 @@ export function Link(socket, events) {
     _heartbeat: HEARTBEAT_MS,
 
     _send(/** @type {object} */ frame) {
-      if (link._open && !ended) socket.send(JSON.stringify(frame));
+      if (link._open) socket.send(JSON.stringify(frame));
     },
     _subscribe(/** @type {string[]} */ all, type = 'subscribe') {
       const send = (/** @type {string} */ kind, /** @type {string[]} */ names) => {
@@ -74,6 +74,7 @@ export function Link(socket, events) {
     _end() {
       if (ended) return;
       ended = true;
+      link._open = false;
       clearTimeout(timer);
       socket.close();
       events._ended();

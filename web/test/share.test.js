@@ -218,6 +218,22 @@ test('tabs share their counters that last, and a tab that comes later gets them,
   assert.deepEqual(seen, [[3], [3]]);
 });
 
+test('a connection of which no tab wants anything is closed, also when another tab is seen', async () => {
+  const [first, second] = [await tab('p'), await tab('p')];
+  sockets[0].welcome();
+  await tick(2_500);
+  first.leave();
+  await tick(1_000);
+  second.leave();
+  await settle();
+  for (let i = 0; i < 9; i++) await tick(500);
+  assert.equal(sockets[0].closed, false, 'something may come back soon');
+  await tick(500);
+  assert.equal(sockets[0].closed, true);
+  await tick(60_000);
+  assert.deepEqual([sockets.length, first.state, second.state], [1, 'idle', 'idle']);
+});
+
 test('a page is left when the last tab leaves it', async () => {
   const first = await tab('p');
   sockets[0].welcome();
