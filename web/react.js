@@ -26,17 +26,25 @@ function store(unknown, where, begin) {
     get: () => now,
     first: () => first,
     subscribe(/** @type {() => void} */ changed) {
-      const headcount = at(where);
       const learn = (/** @type {any} */ news) => {
         now = { ...now, ...news };
         changed();
       };
+      /** @type {Headcount} */ let headcount;
       const state = () => learn({ state: headcount.state });
       let stop = () => {};
+      // An error is said in the console, as elements do; React would take the whole app down.
+      const complain = (/** @type {any} */ error) => console.error(error.message);
+      try {
+        headcount = at(where);
+      } catch (error) {
+        complain(error);
+        return stop;
+      }
       try {
         stop = begin(headcount, learn);
-      } catch (/** @type {any} */ error) {
-        console.error(error.message); // as elements do; React would take the whole app down
+      } catch (error) {
+        complain(error);
       }
       headcount.addEventListener('state', state);
       if (headcount.state !== now.state) state();
