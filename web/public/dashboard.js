@@ -205,7 +205,7 @@ function show({ at, region, state, site, pages, processes, regions, events, site
   const rate = (process, metric) => {
     const old = before?.get(`${process.name} ${process.since}`)?.[metric];
     const now = process.load?.[metric];
-    return old === undefined || now === undefined || seconds === 0 ? undefined : Math.max(0, now - old) / seconds;
+    return old === undefined || now === undefined || seconds <= 0 ? undefined : Math.max(0, now - old) / seconds;
   };
   const sum = (value) => {
     const known = processes.map(value).filter((v) => v !== undefined);
