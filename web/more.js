@@ -26,6 +26,7 @@
 import { dress, fitting } from './live.js';
 
 const PATIENCE_MS = 10_000; // how long a change may take
+const AGAIN_MS = 30_000; // until follows are asked for again, if the server could not say them
 
 /** @typedef {import('./headcount.js').Headcount} Headcount */
 /** @typedef {import('./headcount.js').CounterValue} CounterValue */
@@ -322,17 +323,23 @@ function likes(parts, counter) {
  */
 export function followed(headcount, page, callback, complain, signal) {
   let changes = 0;
+  /** @type {any} */ let again; // timer
   const load = async () => {
+    clearTimeout(again);
     if (headcount.state !== 'open') return;
     const before = changes;
     try {
       const all = await headcount.follows();
       // else what is listed is older than the change
       if (before === changes && !signal.aborted) callback(all.includes(page));
-    } catch (error) {
-      if (!signal.aborted) complain(error);
+    } catch (/** @type {any} */ error) {
+      if (signal.aborted) return;
+      complain(error);
+      // A refusal would be the same again.
+      if (!(error.status < 500) || error.status === 429) again = setTimeout(load, AGAIN_MS);
     }
   };
+  signal.addEventListener('abort', () => clearTimeout(again));
   headcount.addEventListener('state', load, { signal });
   // that of another user is loaded with the next connection
   const other = () => {

@@ -1221,6 +1221,39 @@ test('the answer to a change of the user before is not taken for one of this use
   assert.deepEqual(seen, ['1 false', '2 false']);
 });
 
+test('what a user follows is asked for again while the server cannot say it', async () => {
+  let answer = () => Response.json({ detail: 'the store is away' }, { status: 503 });
+  let asked = 0;
+  globalThis.fetch = async () => {
+    asked++;
+    return answer();
+  };
+  const headcount = await connected();
+  const [seen, complaints] = [[], []];
+  const end = new AbortController();
+  followed(headcount, 'p', (yes) => seen.push(yes), ({ message }) => complaints.push(message), end.signal);
+  await settle();
+  const wait = async () => {
+    for (let i = 0; i < 3; i++) {
+      sockets[0].say({ type: 'heartbeat' });
+      await tick(10_000);
+    }
+  };
+  await wait();
+  assert.deepEqual([asked, seen, complaints], [2, [], ['the store is away', 'the store is away']]);
+  answer = () => Response.json({ follows: ['p'] });
+  await wait();
+  assert.deepEqual([asked, seen], [3, [true]]);
+  await wait();
+  assert.equal(asked, 3);
+
+  answer = () => Response.json({ detail: 'who are you?' }, { status: 401 });
+  followed(headcount, 'q', assert.fail, () => {}, end.signal);
+  await wait();
+  assert.equal(asked, 4, 'the answer would be the same');
+  end.abort();
+});
+
 test('what the user before follows is not taken for what this user follows', async () => {
   const answers = [];
   globalThis.fetch = (_, { method }) =>
