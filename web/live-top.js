@@ -46,6 +46,7 @@ export function watchTop(callback, { n = 10, headers = {}, failed = () => {}, se
   /** @type {AbortController | undefined} */ let stream; // of a tab that can be seen
   let over = false;
   let failures = 0;
+  let refusals = 0; // of a token, in a row
 
   const read = async (/** @type {AbortSignal} */ signal) => {
     const { base, token } = await headcount.lend(where, '', '');
@@ -85,7 +86,9 @@ export function watchTop(callback, { n = 10, headers = {}, failed = () => {}, se
       } catch (/** @type {any} */ error) {
         if (signal.aborted) return;
         // The answer would be the same again, unless it is of a token that has run out.
-        over = error.status < 500 && error.status !== 429 && !(error.token && error.status === 401 && failures < 5);
+        const expired = error.token && error.status === 401;
+        refusals = expired ? refusals + 1 : 0;
+        over = error.status < 500 && error.status !== 429 && !(expired && refusals <= 5);
         const final = over;
         queueMicrotask(() => failed(error, final)); // what it throws does not end the stream
         if (over) return end();
