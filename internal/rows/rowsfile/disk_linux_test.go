@@ -176,3 +176,44 @@ func TestATransactionThatFailedMayBeMade(t *testing.T) {
 		t.Errorf("the file lacks the transaction, and its outcome is %v, want ErrUnavailable", err)
 	}
 }
+
+// TestAFileThatHasDisappeared: the disk is unmounted, or the file is removed, and a write fails. No empty file takes
+// the place of the one with the counters: changes are refused until that one is back.
+func TestAFileThatHasDisappeared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &disk{}
+		s := open(t, t.TempDir(), Config{openFile: d.open})
+		w := newWriter(t, s, 7)
+		if err := w.commit(t, w.next(put("x", []byte("before")))); err != nil {
+			t.Fatal(err)
+		}
+
+		elsewhere := s.path + ".elsewhere"
+		if err := os.Rename(s.path, elsewhere); err != nil {
+			t.Fatal(err)
+		}
+		d.become(t, elsewhere, os.O_RDONLY)
+
+		c := w.next(put("x", []byte("after")))
+		for range 3 {
+			if err := w.commit(t, c); !errors.Is(err, rows.ErrUnavailable) {
+				t.Fatalf("without its file a commit returns %v, want ErrUnavailable", err)
+			}
+			time.Sleep(healWait)
+		}
+		if _, err := os.Stat(s.path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("there is a new file, or it cannot be seen: %v", err)
+		}
+
+		if err := os.Rename(elsewhere, s.path); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * probeEvery)
+		if err := w.commit(t, c); err != nil {
+			t.Fatal(err)
+		}
+		if got := w.read(t, "x"); got != "after" {
+			t.Errorf("with its file again the row is %q, want \"after\"", got)
+		}
+	})
+}

@@ -99,12 +99,27 @@ func Open(dir string, cfg Config) (*Store, error) {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
 
+	// An empty file in the place of one that was removed, or whose disk is not mounted any more, would look like the
+	// loss of all rows.
+	s.cfg.openFile = existing(s.cfg.openFile)
+
 	// Sync the directory: a file whose name is not on disk is lost.
 	if err := syncDir(dir); err != nil {
 		return nil, errors.Join(fmt.Errorf("data directory: %w", err), s.Close())
 	}
 
 	return s, nil
+}
+
+// existing returns an Opener that makes no file.
+func existing(open boltfile.Opener) boltfile.Opener {
+	if open == nil {
+		open = os.OpenFile
+	}
+
+	return func(name string, flag int, perm os.FileMode) (*os.File, error) {
+		return open(name, flag&^os.O_CREATE, perm)
+	}
 }
 
 func syncDir(dir string) error {
