@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -44,6 +45,10 @@ type Slot struct {
 // Slots has the slots of one counter, in any order.
 type Slots [MaxResolutions]Slot
 
+// maxAhead is how far the running time bucket may be ahead of the clock, in seconds: the clocks of two owners differ by
+// less.
+const maxAhead = 60
+
 // Gain adds the delta of c to the slots of s, and passes those that are complete to tx. When the clock goes back, the
 // newest time bucket goes on. Without a tx no bucket is completed, and the delta counts in the newest one.
 func (s *State) Gain(tx Tx, c *Change, now time.Time) {
@@ -57,8 +62,15 @@ func (s *State) Gain(tx Tx, c *Change, now time.Time) {
 		slot := s.Slots.of(seconds, c.Rule)
 		isFree := slot.Step == 0
 
+		number := uint32(now.Unix() / int64(seconds))
+		// The clock was far ahead, and was set: what was gained then counts as gained now. Otherwise everything would
+		// count in the future for as long.
+		if int64(slot.Number)*int64(seconds) > now.Unix()+maxAhead {
+			slot.Number = number
+		}
+
 		// The clock may have gone back.
-		number := max(uint32(now.Unix()/int64(seconds)), slot.Number)
+		number = max(number, slot.Number)
 		if tx == nil && !isFree {
 			number = slot.Number
 		}
@@ -182,9 +194,9 @@ func (s *State) With(gains []Gain, step time.Duration, from, to int64) []Gain {
 		return gains
 	}
 
-	// The time bucket may have been completed after s was read.
-	last := len(gains) - 1
-	if last < 0 || gains[last].Number < n {
+	// The time bucket may have been completed after s was read. A later one may be there from when the clock was ahead.
+	isCompleted := slices.ContainsFunc(gains, func(g Gain) bool { return g.Number == n })
+	if !isCompleted {
 		gains = append(gains, Gain{Number: n, Value: slot.Value})
 	}
 

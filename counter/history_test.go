@@ -2,6 +2,7 @@ package counter
 
 import (
 	"errors"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -319,5 +320,35 @@ func TestSlots(t *testing.T) {
 	gain(&Rule{Kind: Sum, Resolutions: []Resolution{{24 * time.Hour, 24 * time.Hour}}}, 3, 3601*time.Second)
 	if want := (Slots{{3, 0, 86400}, {3, 1, 3600}, {3, 3601, 1}, {3, 360, 10}}); s.Slots != want {
 		t.Fatalf("%+v", s.Slots)
+	}
+}
+
+// TestGainsAfterTheClockWentBack: a clock was hours ahead, and was then set. What is gained from then on counts in the
+// present, in ranges and in windows.
+func TestGainsAfterTheClockWentBack(t *testing.T) {
+	var h history
+	s := State{Kind: Sum}
+	gain := func(delta int64, at time.Duration) {
+		s.Gain(&h, &Change{Rule: views, Verb: Add, Delta: delta}, time.Unix(0, 0).Add(at))
+	}
+
+	gain(5, 3*time.Hour)
+	gain(2, 3*time.Hour+time.Minute)
+	gain(1, 61*time.Second)
+
+	if want := (Slots{{3, 1, 60}, {8, 0, 3600}}); s.Slots != want {
+		t.Errorf("the running time buckets are %+v, want %+v", s.Slots, want)
+	}
+
+	var gains []Gain
+	for _, one := range h.past {
+		gains = append(gains, Gain{Number: int64(one.Number), Value: one.Value})
+	}
+	for to, want := range map[int64]int64{2: 3, math.MaxUint32: 8} {
+		all := Question{Step: time.Minute, To: to}.Tally()
+		all.Add(s.With(gains, time.Minute, 0, to))
+		if got := all.Total(); got != want {
+			t.Errorf("up to %d the total is %d, want %d", to, got, want)
+		}
 	}
 }
