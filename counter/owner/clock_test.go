@@ -96,3 +96,45 @@ func TestLimitsAfterTheClockWentBack(t *testing.T) {
 		}
 	})
 }
+
+// TestSweepsAfterTheClockWentBack: a clock was hours ahead while expired rows were deleted, and was then set. What
+// expires from then on is deleted in time.
+func TestSweepsAfterTheClockWentBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := rowsmem.New(rowsmem.Config{})
+		// The clock of a bubble cannot go back, so what the clock has left behind is written here.
+		claims, err := store.Claim(t.Context(), "before", []rows.Former{{Partition: 0}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := meta{swept: time.Now().Add(3*time.Hour).Unix() / 60}
+		left := rows.Commit{Epoch: claims[0].Epoch, Number: 1, At: time.Now()}
+		left.Rows = []rows.Row{{Name: metaRow, Value: m.encode()}}
+		if err := store.Commit(t.Context(), []rows.Commit{left})[0]; err != nil {
+			t.Fatal(err)
+		}
+
+		o := New(store, Config{Name: "only", VerifyEvery: -1})
+		defer o.Close()
+		if err := o.Own(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+
+		r := limit.Request{
+			Name: limit.Name{Key: "k", Algorithm: limit.Fixed, Window: time.Minute.Milliseconds()}, Limit: 1, Cost: 1,
+		}
+		for range 2 {
+			if _, err := o.Do(t.Context(), Call{Partition: 0, More: &More{Limits: []limit.Request{r}}}); err != nil {
+				t.Fatal(err)
+			}
+			if store.Get(0, limitName(r.Name)) == nil {
+				t.Fatal("the limit has no state")
+			}
+
+			time.Sleep(5 * time.Minute)
+			if store.Get(0, limitName(r.Name)) != nil {
+				t.Error("five minutes later the state of a limit for a minute is there, want that it is deleted")
+			}
+		}
+	})
+}

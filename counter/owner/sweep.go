@@ -73,8 +73,9 @@ func (d *draft) discard(collection string) {
 // expire schedules the deletion of a row for some time after the given one.
 func (d *draft) expire(name rows.Name, after time.Time) {
 	now := d.now.Unix() / 60
-	// Nothing has expired before now, so sweeps begin with this minute.
-	if d.meta.swept == 0 {
+	// Nothing has expired before now, so sweeps begin with this minute. They begin anew with it after the clock was
+	// ahead and was set: everything until swept is deleted, and a row would have to wait until then.
+	if d.meta.swept == 0 || d.meta.swept > now+sweptAhead {
 		d.meta.swept = now
 		d.metaChanged = true
 	}
@@ -83,6 +84,9 @@ func (d *draft) expire(name rows.Name, after time.Time) {
 	minute := max(after.Unix()/60, now, d.meta.swept) + 1
 	d.put(rows.Name{Collection: expiryOf(minute), Field: joinName(name)}, []byte{1})
 }
+
+// sweptAhead is how far meta.swept may be ahead of the clock, in minutes: the clocks of two owners differ by less.
+const sweptAhead = 2
 
 func expiryOf(minute int64) string { return expiry + strconv.FormatInt(minute, 10) }
 
@@ -175,11 +179,14 @@ func (o *Owner) sweep() {
 		done = map[*partition]int64{}
 		now := time.Now().Unix() / 60
 		for _, p := range o.partitions() {
-			done[p] = before[p]
+			// After the clock has gone back, the minutes until now come again.
+			if before[p] <= now {
+				done[p] = before[p]
+			}
 
 			// Whatever fails is left to the next sweep.
 			errGarbage := o.sweepGarbage(p.id)
-			errExpired := o.sweepExpired(p.id, before[p], now)
+			errExpired := o.sweepExpired(p.id, done[p], now)
 			if errGarbage == nil && errExpired == nil {
 				done[p] = now
 			}
