@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"headcount/counter"
+	"headcount/hyperloglog"
 	"headcount/internal/rows"
+	"headcount/internal/rows/rowsmem"
 )
 
 // Callers learn that rows are malformed, which another program has written. They can act as in an outage, but the
@@ -92,5 +94,30 @@ func TestACallOfNoPartition(t *testing.T) {
 		if got, err := ParseCall(AppendCall(nil, &call), &Rules{}); !errors.Is(err, ErrMalformed) {
 			t.Errorf("partition %d: got %v and error %v, want ErrMalformed", partition, got, err)
 		}
+	}
+}
+
+// TestRegistersWithForeignRanks: dense registers that a file or another region sends may have ranks that no member has.
+// They end no process, and count as the greatest rank.
+func TestRegistersWithForeignRanks(t *testing.T) {
+	dense := append([]byte("HYLL\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x80"), make([]byte, 12288)...)
+	for i := range dense[16:] {
+		dense[16+i] = 0xff
+	}
+	foreign, err := hyperloglog.Parse(dense)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	o := New(rowsmem.New(rowsmem.Config{}), Config{Name: "only", VerifyEvery: -1, SweepEvery: -1})
+	defer o.Close()
+	if err := o.Own(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	one := counter.Copy{Key: "visitors:1", Registers: foreign}
+	one.State = counter.State{Kind: counter.Unique, Value: 1, Version: counter.Version{Incarnation: 1, Sequence: 1}}
+	call := Call{Partition: 0, More: &More{Restore: &Restore{Copies: []counter.Copy{one}, Rules: &counter.Rules{}}}}
+	if answer, err := o.Do(t.Context(), call); err != nil || answer.More.Restored != 1 {
+		t.Errorf("%+v, %v; want one counter", answer.More, err)
 	}
 }

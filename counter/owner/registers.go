@@ -64,6 +64,9 @@ func (r *registers) add(members []string) bool {
 
 // raise raises a register to at least rank.
 func (r *registers) raise(index int, rank uint8) bool {
+	// Registers that were imported, or that another region sent, may have ranks that would index beyond the array of
+	// ranks.
+	rank = min(rank, hyperloglog.MaxRank)
 	// Only registers in several rows have ranks.
 	if r.ranks != nil {
 		return r.raiseInRow(index, rank)
