@@ -118,13 +118,13 @@ type gathered struct {
 type part struct {
 	call    owner.Call
 	indexes []int
-	changes int
+	changes int // and members
 	owner.Outcome
 }
 
-// Bounds of one call, because one commit has to hold all of it.
+// Bounds of one call, because one commit has to hold all of it, and one frame of package link.
 const (
-	callChanges = 4096
+	callChanges = 4096 // of numbers and of members
 	callIDs     = 1000
 )
 
@@ -143,7 +143,16 @@ func (g *gathered) fits(partition int, op *counter.Op) bool {
 	to := g.find(partition)
 
 	// An empty call has room for any operation.
-	return to == nil || to.changes+len(op.Changes) <= callChanges && len(to.call.Ops) < callIDs
+	return to == nil || to.changes+changesOf(op) <= callChanges && len(to.call.Ops) < callIDs
+}
+
+// changesOf returns how many changes an operation makes. Each member is one, because a change of a set may have many.
+func changesOf(op *counter.Op) (n int) {
+	for i := range op.Changes {
+		n += max(1, len(op.Changes[i].Join)+len(op.Changes[i].Leave))
+	}
+
+	return n
 }
 
 // at returns the call to a partition, and adds one if necessary. The pointer is valid until the next call is added.
@@ -160,7 +169,7 @@ func (g *gathered) add(partition int, op *counter.Op, index int) {
 	to := g.at(partition)
 	to.call.Ops = append(to.call.Ops, *op)
 	to.indexes = append(to.indexes, index)
-	to.changes += len(op.Changes)
+	to.changes += changesOf(op)
 }
 
 // flush makes the calls, and stores their results.

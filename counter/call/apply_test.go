@@ -106,3 +106,45 @@ func TestABatchThatOverflows(t *testing.T) {
 		}
 	})
 }
+
+// measuring is an owner that makes nothing, and notes how long the longest call is, as it is sent.
+type measuring struct{ longest int }
+
+// OwnerOf implements call.Owners.
+func (m *measuring) OwnerOf(int) call.Owner { return m }
+
+// Do implements call.Owner.
+func (m *measuring) Do(_ context.Context, c owner.Call) (owner.Answer, error) {
+	m.longest = max(m.longest, len(owner.AppendCall(nil, &c)))
+
+	return owner.Answer{Results: make([]counter.Result, len(c.Ops))}, nil
+}
+
+// TestManyMembersAtOnce: changes of sets that come together, each of a thousand members, are sent in several calls. One
+// call with all of them would be longer than package link takes, and all callers would get an error.
+func TestManyMembersAtOnce(t *testing.T) {
+	rules := counter.BuiltinRules()
+	join := make([]string, counter.MaxMembers)
+	for i := range join {
+		join[i] = fmt.Sprintf("%0128d", i)
+	}
+	one := counter.Change{Key: "likes:1", Rule: rules.Find("likes:1"), Verb: counter.Edit, Join: join}
+	ops := make([]counter.Op, 200)
+	for i := range ops {
+		ops[i].Changes = []counter.Change{one}
+	}
+
+	way := &measuring{}
+	s := call.NewStore(rowsmem.New(rowsmem.Config{}), way, rules, call.Config{Stream: "gateway"})
+	defer func() { _ = s.Close() }()
+	for i, result := range s.Apply(t.Context(), ops) {
+		if result.Err != nil {
+			t.Fatalf("change %d: %v", i, result.Err)
+		}
+	}
+
+	const takes = 16 << 20 // bytes
+	if way.longest > takes {
+		t.Errorf("the longest call has %d bytes, want at most %d", way.longest, takes)
+	}
+}
