@@ -600,6 +600,40 @@ func TestHistoriesAndDimensionsAreAddedUp(t *testing.T) {
 	})
 }
 
+// TestTheMostOfAnotherRegionIsListed: this region has as many values of a dimension as it keeps. What another region
+// has counted is under its own value all the same, and not among the others.
+func TestTheMostOfAnotherRegionIsListed(t *testing.T) {
+	rules, err := counter.ParseRules([]byte(`{"rules":[{"match":"c","kind":"sum","dimensions":["path"]}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu"}, rules)
+		count := func(p *place, value string, delta int64) {
+			p.do(t, counter.Change{
+				Key: "c", Rule: rules.Find("c"), Verb: counter.Add, Delta: delta,
+				Dimensions: []counter.Dimension{{Name: "path", Value: value}},
+			})
+		}
+		for n := range counter.MaxValues {
+			count(all[0], fmt.Sprint("/", n), 1)
+		}
+		count(all[1], "/news", 5000)
+		count(all[1], "/0", 2)
+
+		for _, p := range all {
+			_, counted, err := p.store.Dimension(t.Context(), "c", "path")
+			if err != nil || counted.Values["/news"] != 5000 || counted.Values["/0"] != 3 || counted.Other != 0 {
+				t.Errorf("%s has %d for /news, %d for /0 and %d for others, %v; want 5000, 3 and 0",
+					p.name, counted.Values["/news"], counted.Values["/0"], counted.Other, err)
+			}
+		}
+
+		end(t, all)
+	})
+}
+
 // TestMembersAreNotShared: each region knows only its own members of a set.
 func TestMembersAreNotShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -203,8 +203,10 @@ func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counte
 
 		mu.Lock()
 		defer mu.Unlock()
+		// Not Counted.Add: in a sum of regions each value that one of them keeps has its own count. Otherwise, the
+		// greatest ones of another region would be missing where this one has as many as it keeps.
 		for value, n := range there.Values {
-			counted.Add(value, n)
+			counted.Values[value] = counter.Saturated(counted.Values[value], n)
 		}
 		counted.Other = counter.Saturated(counted.Other, there.Other)
 
