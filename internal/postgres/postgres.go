@@ -242,6 +242,13 @@ func (db *DB) probe(ctx context.Context, c *pgxpool.Conn) error {
 // Do calls fn with a connection. A transaction that fn left open is rolled back. The error is ErrAway if PostgreSQL is
 // unavailable, otherwise that of fn.
 func (db *DB) Do(ctx context.Context, fn func(context.Context, *pgxpool.Conn) error) error {
+	return db.DoLonger(ctx, 0, fn)
+}
+
+// DoLonger is Do for a call that may take so much longer than others.
+func (db *DB) DoLonger(
+	ctx context.Context, longer time.Duration, fn func(context.Context, *pgxpool.Conn) error,
+) error {
 	if err := db.usable(); err != nil {
 		return fmt.Errorf("%w: %w", ErrAway, err)
 	}
@@ -253,7 +260,7 @@ func (db *DB) Do(ctx context.Context, fn func(context.Context, *pgxpool.Conn) er
 
 	// Callers may wait without a limit, but a server that hangs must not hold them forever.
 	start := time.Now()
-	call, cancel := context.WithTimeout(ctx, callTimeout)
+	call, cancel := context.WithTimeout(ctx, callTimeout+longer)
 	defer cancel()
 
 	c, err := db.pool.Acquire(call)

@@ -97,6 +97,17 @@ type Commit struct {
 	Publication []byte
 }
 
+// TimeFor returns how much longer commits may take than small ones, in a store that takes time for each row.
+func TimeFor(commits []Commit) time.Duration {
+	n := 0
+	for i := range commits {
+		n += len(commits[i].Rows) + len(commits[i].IDs)
+	}
+
+	// A busy PostgreSQL writes several times as many in a second.
+	return time.Duration(n) * time.Second / 5000
+}
+
 type malformed struct{}
 
 func (malformed) Error() string        { return "the store has malformed rows" }

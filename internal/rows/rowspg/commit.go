@@ -2,6 +2,7 @@ package rowspg
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -70,7 +71,7 @@ func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 	}
 
 	var t *transaction
-	err := s.do(ctx, "commit", func(ctx context.Context, c *pgxpool.Conn) error {
+	err := s.doLonger(ctx, rows.TimeFor(commits), "commit", func(ctx context.Context, c *pgxpool.Conn) error {
 		// This may be a retry, so drop the results of the first attempt.
 		t = newTransaction(commits)
 		if err := t.hold(ctx, c, wanted); err != nil {
@@ -189,7 +190,11 @@ func (t *transaction) write(ctx context.Context, c *pgxpool.Conn, cfg *Config) e
 	if cfg.Readable != nil {
 		queue := func(sql string, args ...any) { b.Queue(sql, args...) }
 		for _, one := range t.made {
-			cfg.Readable(one, queue)
+			part := *one
+			for some := range slices.Chunk(one.Rows, writtenAtOnce) {
+				part.Rows = some
+				cfg.Readable(&part, queue)
+			}
 		}
 	}
 	b.Queue("commit")
@@ -198,8 +203,8 @@ func (t *transaction) write(ctx context.Context, c *pgxpool.Conn, cfg *Config) e
 	return c.SendBatch(ctx, b).Close()
 }
 
-// queueWrites queues the writes of the commits, one statement for each table instead of one for each commit. With
-// deletions, it also records the deleted rows.
+// queueWrites queues the writes of the commits, one statement for each table instead of one for each commit, or several
+// if there are many rows. With deletions, it also records the deleted rows.
 func (t *transaction) queueWrites(b *pgx.Batch, deletions bool) {
 	var numbers numberColumns
 	var ids idColumns
@@ -218,19 +223,25 @@ func (t *transaction) queueWrites(b *pgx.Batch, deletions bool) {
 	}
 
 	b.Queue(writeNumbers, numbers.partition, numbers.number)
-	if len(ids.id) > 0 {
-		b.Queue(writeIDs, ids.partition, ids.id, ids.until)
+	for first := 0; first < len(ids.id); first += writtenAtOnce {
+		some := ids.from(first)
+		b.Queue(writeIDs, some.partition, some.id, some.until)
 	}
-	if len(put.value) > 0 {
-		b.Queue(writeRows, put.partition, put.collection, put.field, put.value, put.number)
+	for first := 0; first < len(put.value); first += writtenAtOnce {
+		some := put.from(first)
+		b.Queue(writeRows, some.partition, some.collection, some.field, some.value, some.number)
 	}
-	if len(gone.value) > 0 {
-		b.Queue(deleteRows, gone.partition, gone.collection, gone.field)
-	}
-	if len(gone.value) > 0 && deletions {
-		b.Queue(writeDeletions, gone.partition, gone.collection, gone.field, gone.number)
+	for first := 0; first < len(gone.value); first += writtenAtOnce {
+		some := gone.from(first)
+		b.Queue(deleteRows, some.partition, some.collection, some.field)
+		if deletions {
+			b.Queue(writeDeletions, some.partition, some.collection, some.field, some.number)
+		}
 	}
 }
+
+// writtenAtOnce is the maximum number of rows of one statement, so that each ends before its timeout.
+const writtenAtOnce = 10_000
 
 // Claim implements rows.Store.
 func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
@@ -299,10 +310,27 @@ func (c *idColumns) add(partition int, ids []rows.ID) {
 	}
 }
 
+// from returns the elements of one statement, beginning with first.
+func (c *idColumns) from(first int) idColumns {
+	end := min(first+writtenAtOnce, len(c.id))
+
+	return idColumns{partition: c.partition[first:end], id: c.id[first:end], until: c.until[first:end]}
+}
+
 func (c *rowColumns) add(of *rows.Commit, row *rows.Row) {
 	c.addName(of.Partition, row.Name)
 	c.value = append(c.value, row.Value)
 	c.number = append(c.number, int64(of.Number))
+}
+
+// from returns the elements of one statement, beginning with first.
+func (c *rowColumns) from(first int) rowColumns {
+	end := min(first+writtenAtOnce, len(c.value))
+
+	return rowColumns{
+		partition: c.partition[first:end], collection: c.collection[first:end], field: c.field[first:end],
+		value: c.value[first:end], number: c.number[first:end],
+	}
 }
 
 func (c *rowColumns) addName(partition int, name rows.Name) {

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"headcount/internal/pgtest"
 	"headcount/internal/rows"
 	"headcount/internal/testkit"
@@ -570,5 +572,60 @@ func TestServerChanges(t *testing.T) {
 	if err != nil || len(known) != 1 || known[0].Bytes != asked[0].Bytes ||
 		known[0].Until.Sub(soon).Abs() > time.Second {
 		t.Errorf("the store remembers %v, %v", known, err)
+	}
+}
+
+// many returns a commit that follows the newest one, and writes or deletes so many rows.
+func (w *writer) many(n int, value []byte) rows.Commit {
+	c := w.next("")
+	c.Rows = nil
+	for i := range n {
+		c.Rows = append(c.Rows, rows.Row{Name: rows.Name{Collection: "c", Field: fmt.Sprint(i)}, Value: value})
+	}
+
+	return c
+}
+
+// TestServerALargeCommitTakesLonger: a commit of many rows, as after an outage, may take longer than other calls. The
+// server is slow here.
+func TestServerALargeCommitTakesLonger(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	w := newWriter(t, open(t, url), "a")
+	server.Exec(t, url, `create function slowly() returns trigger language plpgsql as
+			'begin perform pg_sleep(5.2); return null; end';
+		create trigger slowly after insert on headcount_rows for each statement execute function slowly()`)
+
+	w.must(w.many(writtenAtOnce, []byte{1}))
+}
+
+// TestManyRowsAreWrittenInParts: each statement of a large commit ends before the timeout of a statement.
+func TestManyRowsAreWrittenInParts(t *testing.T) {
+	const n = 2*writtenAtOnce + 1
+	w := &writer{}
+	for name, c := range map[string]rows.Commit{"put": w.many(n, []byte{1}), "deleted": w.many(n, nil)} {
+		for i := range n {
+			c.IDs = append(c.IDs, rows.ID{Bytes: [16]byte{byte(i), byte(i >> 8), byte(i >> 16)}})
+		}
+		tx := newTransaction([]rows.Commit{c})
+		tx.made = []*rows.Commit{&c}
+
+		b := &pgx.Batch{}
+		tx.queueWrites(b, true)
+		written := map[string]int{}
+		for _, one := range b.QueuedQueries {
+			partitions := one.Arguments[0].([]int16)
+			written[one.SQL] += len(partitions)
+			if len(partitions) > writtenAtOnce {
+				t.Errorf("%s: a statement has %d rows, want at most %d", name, len(partitions), writtenAtOnce)
+			}
+		}
+		want := map[string]int{writeNumbers: 1, writeIDs: n, writeRows: n}
+		if name == "deleted" {
+			want = map[string]int{writeNumbers: 1, writeIDs: n, deleteRows: n, writeDeletions: n}
+		}
+		if !maps.Equal(written, want) {
+			t.Errorf("%s: the statements write %v, want %v", name, written, want)
+		}
 	}
 }

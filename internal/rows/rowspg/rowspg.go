@@ -79,8 +79,9 @@ type Config struct {
 	Log        zerolog.Logger
 }
 
-// Readable is called with each commit that is about to be made. The statements that it queues are a part of the
-// transaction: if one fails, the commit is not made. Readable may be called again for the same commit.
+// Readable is called with each commit that is about to be made, a part of its rows at a time if there are many. The
+// statements that it queues are a part of the transaction: if one fails, the commit is not made. Readable may be called
+// again for the same commit.
 type Readable func(c *rows.Commit, queue func(sql string, args ...any))
 
 // Store is a rows.Store in PostgreSQL. All methods may be called from any goroutine.
@@ -174,7 +175,14 @@ func (s *Store) Cause() error { return s.db.Cause() }
 
 // do calls fn with a connection. Its error is rows.ErrUnavailable, or rows.ErrFull.
 func (s *Store) do(ctx context.Context, what string, fn func(context.Context, *pgxpool.Conn) error) error {
-	err := postgres.Retry(func() error { return s.db.Do(ctx, fn) })
+	return s.doLonger(ctx, 0, what, fn)
+}
+
+// doLonger is do for a call that may take so much longer than others.
+func (s *Store) doLonger(
+	ctx context.Context, longer time.Duration, what string, fn func(context.Context, *pgxpool.Conn) error,
+) error {
+	err := postgres.Retry(func() error { return s.db.DoLonger(ctx, longer, fn) })
 	switch {
 	case err == nil:
 		return nil

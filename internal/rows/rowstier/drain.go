@@ -32,11 +32,10 @@ func (s *Store) drain(ctx context.Context) (left int, err error) {
 	}
 	defer release()
 
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-	defer cancel()
-
 	// Partitions that cannot be claimed now do not hold up the others.
-	err = s.claimDurable(ctx)
+	claiming, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	err = s.claimDurable(claiming)
+	cancel()
 	if failed := s.send(ctx); failed != nil {
 		err = failed
 	}
@@ -45,25 +44,71 @@ func (s *Store) drain(ctx context.Context) (left int, err error) {
 	return s.Dirty(), err
 }
 
+// sentAtOnce is the number of rows and IDs after which a transaction of the durable store takes no further partition.
+// Usually one transaction has everything. But after an outage millions of rows may wait, and one that took too long for
+// the store would be repeated for ever.
+const sentAtOnce = 10_000
+
 // send writes the pending changes of the partitions that are claimed in the durable store. It returns the last error.
 func (s *Store) send(ctx context.Context) error {
-	var sent []*partition
-	var commits []rows.Commit
+	var some portion
+	var last error
+	// Claims wait meanwhile, so what is left then waits for the next drain.
+	until := time.Now().Add(s.cfg.Timeout)
 	for id := range s.partitions {
-		p := &s.partitions[id]
-		commit := p.nextDrain(time.Now())
-		if commit != nil {
-			sent = append(sent, p)
-			commits = append(commits, *commit)
+		if time.Now().After(until) {
+			break
 		}
+
+		some.add(&s.partitions[id])
+		if some.size < sentAtOnce {
+			continue
+		}
+		if err := s.sendPortion(ctx, &some); err != nil {
+			last = err
+		}
+		some = portion{}
 	}
-	if len(commits) == 0 {
+
+	if err := s.sendPortion(ctx, &some); err != nil {
+		last = err
+	}
+
+	return last
+}
+
+// portion are the pending changes of some partitions, which are sent in one transaction.
+type portion struct {
+	of      []*partition
+	commits []rows.Commit
+	size    int // rows and IDs
+}
+
+// add adds the pending changes of a partition.
+func (some *portion) add(p *partition) {
+	commit := p.nextDrain(time.Now())
+	if commit == nil {
+		return
+	}
+
+	some.of = append(some.of, p)
+	some.commits = append(some.commits, *commit)
+	some.size += len(commit.Rows) + len(commit.IDs)
+}
+
+// sendPortion writes a portion, and returns the last error.
+func (s *Store) sendPortion(ctx context.Context, some *portion) error {
+	if len(some.commits) == 0 {
 		return nil
 	}
 
+	// The changes of a single partition cannot be divided, and may be many.
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout+rows.TimeFor(some.commits))
+	defer cancel()
+
 	var last error
-	for i, outcome := range s.durable.Commit(ctx, commits) {
-		if err := sent[i].drainOutcome(&commits[i], outcome); err != nil {
+	for i, outcome := range s.durable.Commit(ctx, some.commits) {
+		if err := some.of[i].drainOutcome(&some.commits[i], outcome); err != nil {
 			last = err
 		}
 	}

@@ -1248,3 +1248,66 @@ func (o *owned) wants(t *testing.T, store rows.Store, value string) {
 }
 
 func (o *owned) close(t *testing.T) { _ = o.Close(t.Context()) }
+
+// laborious is a durable store that takes time for each row, as PostgreSQL does.
+type laborious struct{ *durableStore }
+
+// Commit implements rows.Store.
+func (l laborious) Commit(ctx context.Context, commits []rows.Commit) []error {
+	n := 0
+	for i := range commits {
+		n += len(commits[i].Rows)
+	}
+
+	select {
+	case <-time.After(time.Duration(n) * 100 * time.Microsecond):
+	case <-ctx.Done():
+	}
+
+	return l.durableStore.Commit(ctx, commits)
+}
+
+// TestALongOutage: while the durable store was away, rows of many partitions have changed, and very many of one. When
+// it is back they are drained, although one transaction with all of them would take too long.
+func TestALongOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		durable := newDurable()
+		s := New(newFast(), laborious{durable}, Config{})
+		var all []rows.Former
+		for id := range 20 {
+			all = append(all, rows.Former{Partition: id})
+		}
+		claims, err := s.Claim(t.Context(), "owner", all)
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		durable.away.Store(true)
+		for id, claim := range claims {
+			n := 5_000
+			if id == part {
+				n = 110_000
+			}
+			c := rows.Commit{
+				Partition: id, Epoch: claim.Epoch, After: claim.Number, Number: claim.Number + 1, At: time.Now(),
+			}
+			for field := range n {
+				name := rows.Name{Collection: "c", Field: fmt.Sprint(field)}
+				c.Rows = append(c.Rows, rows.Row{Name: name, Value: []byte{1}})
+			}
+			if err := s.Commit(t.Context(), []rows.Commit{c})[0]; err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(time.Minute)
+		durable.away.Store(false)
+
+		time.Sleep(5 * time.Minute)
+		if is := s.Dirty(); is != 0 {
+			t.Errorf("five minutes after the outage %d rows are not drained, want none", is)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_ = s.Close(ctx)
+	})
+}
