@@ -565,6 +565,10 @@ func (t *TopTracker) close(ctx context.Context, rule *Rule, r *topOf) error {
 		closed = floorDiv(closed, int64(step/rule.Resolutions[level-1].Step))
 		// A list whose parts are gone, or that would expire at once, is not made.
 		oldest := numberOf(late.Add(-min(listRetention(rule, level-1), rule.Resolutions[level].Kept)), step) + 1
+		// After the clock was ahead and was set, the time buckets until then come again.
+		if r.next[level] > closed+1 {
+			r.next[level] = 0
+		}
 		// Time buckets that are further behind get no list: an answer adds up the lists of their parts.
 		for number := max(r.next[level], oldest, closed-maxBehind); number < closed; number++ {
 			if err := t.closeLonger(ctx, rule, level, number); err != nil {
