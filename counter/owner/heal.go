@@ -258,9 +258,11 @@ func (o *Owner) commitAll(p *partition, commits []rows.Commit, healed chan struc
 // insist repeats a commit until its outcome is known. ErrFull does not count as an outcome: an earlier attempt may
 // reach the store late, when it is not full any more.
 func (o *Owner) insist(commit *rows.Commit) error {
+	// Other partitions do not wait here, so a commit of many rows gets the time that a turn does not have.
+	longer := rows.TimeFor([]rows.Commit{*commit})
 	for {
 		// The number stays the same, so a store that already has the commit reports success.
-		err := o.write([]rows.Commit{*commit})[0]
+		err := o.writeLonger([]rows.Commit{*commit}, longer)[0]
 		if !errors.Is(err, rows.ErrUnavailable) && !errors.Is(err, rows.ErrFull) {
 			return err
 		}

@@ -3,6 +3,8 @@ package owner_test
 import (
 	"context"
 	"errors"
+	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -110,6 +112,47 @@ func TestSilentPartitionsAreSetAside(t *testing.T) {
 		if first > 2*timeout+10*time.Millisecond || later > 5*time.Millisecond {
 			t.Errorf("another partition waited for %v at first, want %v at most, and later for %v, want 5ms at most",
 				first, 2*timeout+10*time.Millisecond, later)
+		}
+	})
+}
+
+// laborious is a store that takes time for each row, as PostgreSQL does.
+type laborious struct{ rows.Store }
+
+// Commit implements rows.Store.
+func (l laborious) Commit(ctx context.Context, commits []rows.Commit) []error {
+	n := 0
+	for i := range commits {
+		n += len(commits[i].Rows)
+	}
+
+	select {
+	case <-time.After(time.Duration(n) * 100 * time.Microsecond):
+		return l.Store.Commit(ctx, commits)
+	case <-ctx.Done():
+		return slices.Repeat([]error{rows.ErrUnavailable}, len(commits))
+	}
+}
+
+// TestALargeCommit: a commit of very many rows, like that of a counter with a long history which is imported, takes
+// longer than a commit usually may. It is made all the same, and its partition goes on.
+func TestALargeCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := owner.New(laborious{rowsmem.New(rowsmem.Config{})}, owner.Config{Name: "a"})
+		defer o.Close()
+		if err := o.Own(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+
+		call := owner.Call{Partition: 0, More: &owner.More{}}
+		for i := range 40_000 {
+			name := rows.Name{Collection: "history", Field: strconv.Itoa(i)}
+			call.More.Rows = append(call.More.Rows, owner.Expiring{Row: rows.Row{Name: name, Value: []byte{1}}})
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := o.Do(ctx, call); err != nil {
+			t.Errorf("a commit of %d rows is not made in a minute: %v", len(call.More.Rows), err)
 		}
 	})
 }

@@ -149,12 +149,15 @@ func (o *Owner) read(work []*partition) []*partition {
 }
 
 // limited returns a context for one call of the store.
-func (o *Owner) limited() (context.Context, context.CancelFunc) {
+func (o *Owner) limited() (context.Context, context.CancelFunc) { return o.limitedLonger(0) }
+
+// limitedLonger is limited for a call that may take so much longer than others.
+func (o *Owner) limitedLonger(longer time.Duration) (context.Context, context.CancelFunc) {
 	if o.cfg.WriteTimeout < 0 {
 		return o.ctx, func() {}
 	}
 
-	return context.WithTimeout(o.ctx, o.cfg.WriteTimeout)
+	return context.WithTimeout(o.ctx, o.cfg.WriteTimeout+longer)
 }
 
 // commit makes the commits of partitions and handles their outcomes. The caller has the turn.
@@ -170,13 +173,16 @@ func (o *Owner) commit(partitions []*partition, commits []rows.Commit) {
 }
 
 // write makes commits, within the time limit.
-func (o *Owner) write(commits []rows.Commit) []error {
+func (o *Owner) write(commits []rows.Commit) []error { return o.writeLonger(commits, 0) }
+
+// writeLonger is write for commits that may take so much longer than others.
+func (o *Owner) writeLonger(commits []rows.Commit, longer time.Duration) []error {
 	if o.near != nil {
 		// Memory answers at once, so a limit would only cost its timer.
 		return o.store.Commit(o.ctx, commits)
 	}
 
-	ctx, cancel := o.limited()
+	ctx, cancel := o.limitedLonger(longer)
 	defer cancel()
 
 	return o.store.Commit(ctx, commits)
