@@ -111,7 +111,8 @@ func (u *surfer) heldUntil() time.Time {
 	return u.held.Add(node.HoldTime(u.s.timeout))
 }
 
-// visit is what a page of the site does. Without the client's file it is loaded again, as an impatient user does.
+// visit is what a page of the site does. When the client's file does not come, as from a process that died without a
+// word, it is loaded again, as an impatient user does.
 const visit = `
 	const pages = new Set([page]);
 	globalThis.join = (page) => {
@@ -125,7 +126,8 @@ const visit = `
 	};
 	for (;;) {
 		try {
-			const { Headcount } = await load('./headcount.js');
+			const late = new Promise((_, fail) => setTimeout(fail, 10_000, 'nothing comes'));
+			const { Headcount } = await Promise.race([load('./headcount.js'), late]);
 			globalThis.headcount = new Headcount({ token: () => token });
 			break;
 		} catch (error) {
