@@ -164,6 +164,7 @@ export class Headcount extends EventTarget {
   #listen() {
     this.#closing = new AbortController();
     this.#gone = false;
+    // The document alone hears "resume" and "prerenderingchange".
     const on = (/** @type {string} */ type, /** @type {() => void} */ listener) =>
       (type.includes('re') ? globalThis.document : globalThis)?.addEventListener?.(type, listener, {
         signal: this.#closing.signal,
