@@ -34,6 +34,19 @@ func newAnswered(t rapid.TB, dir string) *answered {
 	return &answered{Store: s, claims: claims}
 }
 
+// openAnswered opens a store that writes its data directory, as a process does.
+func openAnswered(t *testing.T, dir string, cfg Config) *answered {
+	t.Helper()
+	s, err := Open(dir, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+
+	claims, _ := s.Claim(t.Context(), "n", []int{0, 1, 2}, false)
+	return &answered{Store: s, claims: claims}
+}
+
 // write makes a change, which must be acknowledged.
 func (a *answered) write(t rapid.TB, partition int, c presence.Change) {
 	t.Helper()
@@ -150,17 +163,11 @@ func TestChangesWhileTheFileIsWrittenAreRecalled(t *testing.T) {
 func TestDeparturesAreRecalled(t *testing.T) {
 	dir := t.TempDir()
 	cfg := Config{Partitions: 3, PresenceTimeout: time.Minute, LastSeen: time.Hour}
-	s, err := Open(dir, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	a := &answered{Store: s}
-	a.claims, _ = s.Claim(t.Context(), "n", []int{0, 1, 2}, false)
+	a := openAnswered(t, dir, cfg)
 
 	now := time.Unix(time.Now().Unix(), 0)
 	a.write(t, 0, presence.Change{Departures: []presence.Departure{{User: 1, At: now}, {User: 2, At: now}}})
-	if err := s.ForgetSeen(t.Context(), 2); err != nil {
+	if err := a.ForgetSeen(t.Context(), 2); err != nil {
 		t.Fatal(err)
 	}
 
@@ -183,13 +190,7 @@ func TestDeparturesAreRecalled(t *testing.T) {
 func TestDeparturesOutliveTheirLog(t *testing.T) {
 	dir := t.TempDir()
 	cfg := Config{Partitions: 3, PresenceTimeout: time.Minute, LastSeen: time.Hour}
-	s, err := Open(dir, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	a := &answered{Store: s}
-	a.claims, _ = s.Claim(t.Context(), "n", []int{0, 1, 2}, false)
+	a := openAnswered(t, dir, cfg)
 
 	now := time.Unix(time.Now().Unix(), 0)
 	here := presence.MemberChange{Member: presence.Member{User: 2, Page: "p"}}
