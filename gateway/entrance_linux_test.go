@@ -226,40 +226,48 @@ func TestServerEntrancePanic(t *testing.T) {
 	s.raw("GET / HTTP/1.1\r\nHost: h\r\n\r\n").response(http.StatusOK)
 }
 
+// acceptor returns a function that accepts a new client each time. The clients stay until the test ends.
+func acceptor(t *testing.T) (accept func() *socket.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := socket.Acceptor(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = a.Close() })
+
+	return func() *socket.Conn {
+		t.Helper()
+		client, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = client.Close() })
+
+		over, err := a.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		return over.(*socket.Conn)
+	}
+}
+
 // A client whose time is over when its first bytes come is closed. Nothing else uses its descriptor, which may belong
 // to another client by then.
 func TestServerEntranceLate(t *testing.T) {
 	served := make(chan struct{}, 1)
 	own := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served <- struct{}{} })
 	s := enter(t, own, says("server"), time.Minute, nil)
-
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	acceptor, err := socket.Acceptor(l)
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	defer acceptor.Close()
-	client, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	defer client.Close()
-	over, err := acceptor.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-
+	over := acceptor(t)()
 	defer over.Close()
 
 	a := &arrival{Entrance: s.entrance, client: over, silent: time.NewTimer(time.Minute)}
 	a.silent.Stop() // as if it had fired, and were about to close the connection
-	a.Awaited(over.(*socket.Conn), []byte(upgradeHead+upgradeRest))
+	a.Awaited(over, []byte(upgradeHead+upgradeRest))
 
 	select {
 	case <-served:
@@ -314,31 +322,12 @@ func TestServerEntranceEarly(t *testing.T) {
 // flood of such clients would have what it costs kept until their time to send something is over.
 func TestServerNothingIsKeptOfAClosedArrival(t *testing.T) {
 	s := enter(t, nil, nil, time.Hour, nil)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	acceptor, err := socket.Acceptor(l)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer acceptor.Close()
+	accept := acceptor(t)
 
 	var freed atomic.Int64
 	const n = 10
 	for range n {
-		visitor, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer visitor.Close()
-
-		client, err := acceptor.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
-
-		over := client.(*socket.Conn)
+		over := accept()
 		runtime.AddCleanup(over, func(struct{}) { freed.Add(1) }, struct{}{})
 		if !s.entrance.await(over, over) {
 			t.Fatal("no poller waits for the client")
