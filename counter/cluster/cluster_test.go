@@ -384,6 +384,7 @@ func TestServerMetrics(t *testing.T) {
 	least(owner, "headcount_owner_commits_total", 10)
 	least(owner, "headcount_owner_commit_seconds", 10)
 	least(owner, "headcount_owner_rows", 10)
+	least(owner, "headcount_owner_rows_bytes", 1000)
 	if healed := owner.number(t, "headcount_owner_healed_rows_total"); healed != 0 {
 		t.Errorf("%v rows were healed before the loss, want 0", healed)
 	}

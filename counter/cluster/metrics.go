@@ -82,6 +82,8 @@ func (m *metrics) register(with prometheus.Registerer, p *Process) {
 		func(s owner.Stats) int { return s.Waiting })
 	gauge("headcount_owner_rows", "Rows of counters in the memory of this process.",
 		func(s owner.Stats) int { return s.Rows })
+	gauge("headcount_owner_rows_bytes", "Estimated memory of these rows, at most 64 MB.",
+		func(s owner.Stats) int { return s.Bytes })
 	with.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "headcount_owner_healed_rows_total",
 		Help: "Rows that this process wrote again because Redis had lost them, or may have.",

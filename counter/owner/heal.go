@@ -287,16 +287,18 @@ func (o *Owner) verify() {
 // verifyEach checks every parts-th partition, beginning with part. The caller has the turn.
 func (o *Owner) verifyEach(part, parts int) {
 	var some []*partition
-	inMemory := 0
+	cached := 0
+	bytes := 0
 	for _, p := range o.partitions() {
-		inMemory += p.rows.len()
+		cached += p.rows.len()
+		bytes += p.rows.bytes()
 		if p.id%parts == part {
 			some = append(some, p)
 		}
 	}
 
-	o.inMemory.Store(int64(inMemory))
-
+	o.cached.Store(int64(cached))
+	o.bytes.Store(int64(bytes))
 	o.check(some)
 }
 

@@ -70,6 +70,8 @@ type generations[K comparable, V any] struct {
 	*budget        // shared by all generations that age together
 	sizeOf         func(K, V) int
 	younger, older map[K]V
+
+	youngerSize, olderSize int // in bytes
 }
 
 // get returns the value of a key, and moves it into the younger half.
@@ -98,14 +100,21 @@ func (g *generations[K, V]) put(key K, value V) {
 	}
 
 	// A row that is written repeatedly counts only once.
+	grown := g.sizeOf(key, value)
 	before, ok := g.younger[key]
 	if ok {
-		g.size -= g.sizeOf(key, before)
+		grown -= g.sizeOf(key, before)
 	}
-	g.size += g.sizeOf(key, value)
+	g.size += grown
+	g.youngerSize += grown
 	g.younger[key] = value
+
 	// A key is in one half only, so that all yields it once.
-	delete(g.older, key)
+	before, ok = g.older[key]
+	if ok {
+		g.olderSize -= g.sizeOf(key, before)
+		delete(g.older, key)
+	}
 }
 
 // has reports whether there is a value of a key.
@@ -118,10 +127,15 @@ func (g *generations[K, V]) has(key K) bool {
 
 func (g *generations[K, V]) len() int { return len(g.younger) + len(g.older) }
 
+// bytes estimates the memory of both halves.
+func (g *generations[K, V]) bytes() int { return g.youngerSize + g.olderSize }
+
 // age forgets the older half.
 func (g *generations[K, V]) age() {
 	g.older = g.younger
+	g.olderSize = g.youngerSize
 	g.younger = nil
+	g.youngerSize = 0
 }
 
 // all yields all keys and values.

@@ -124,9 +124,10 @@ type Owner struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup // verify, sweep, and commitAll of each partition that is unsure
 
-	waiting  atomic.Int64  // changes of all calls that are not answered
-	inMemory atomic.Int64  // rows in memory, as of the last turn
-	healed   atomic.Uint64 // rows that were written again because the store had lost them
+	waiting atomic.Int64  // changes of all calls that are not answered
+	cached  atomic.Int64  // rows in memory, as of a moment ago
+	bytes   atomic.Int64  // of these rows
+	healed  atomic.Uint64 // rows that were written again because the store had lost them
 
 	// turn is a lock whose waiters may give up. Its holder owns the memory of all partitions, and the fields below.
 	turn    turnLock
@@ -249,6 +250,7 @@ type Stats struct {
 	Partitions int
 	Waiting    int    // changes of calls that are not answered
 	Rows       int    // in memory, as of a moment ago
+	Bytes      int    // of these rows, estimated
 	Healed     uint64 // rows written again after a store had lost some
 }
 
@@ -257,7 +259,8 @@ func (o *Owner) Stats() Stats {
 	return Stats{
 		Partitions: len(o.partitions()),
 		Waiting:    int(o.waiting.Load()),
-		Rows:       int(o.inMemory.Load()),
+		Rows:       int(o.cached.Load()),
+		Bytes:      int(o.bytes.Load()),
 		Healed:     o.healed.Load(),
 	}
 }
