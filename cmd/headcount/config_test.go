@@ -345,6 +345,8 @@ var refused = map[string]struct {
 	"a domain and no place for certificates": {flag: "acme-dir", args: "--domain a.example.com"},
 	"an address for a domain":                {flag: "domain", args: "--domain 10.0.0.1 --acme-dir d"},
 	"half of a domain":                       {flag: "domain", args: "--domain localhost --acme-dir d"},
+	"a domain that no certificate can have":  {flag: "domain", args: "--domain my_host.example.com --acme-dir d"},
+	"a domain with an empty part":            {flag: "domain", args: "--domain a..example.com --acme-dir d"},
 	"a redirect to nothing":                  {flag: "http-redirect", args: "--http-redirect :80"},
 	"a redirect that is no address": {
 		flag: "http-redirect", args: "--domain a.example.com --acme-dir d --http-redirect 80",
@@ -597,6 +599,15 @@ func TestRefusalsDoNotRepeatSecrets(t *testing.T) {
 	_, err := read(t, nil, nil, `{"jwt-secret":{"`+secret+`":1}}`)
 	if err == nil || strings.Contains(err.Error(), secret) {
 		t.Errorf("from a file: got %v, want an error without the secret", err)
+	}
+}
+
+// Domains are compared with the names that clients send, so they are kept as those are.
+func TestDomainsAreWrittenAsClientsDo(t *testing.T) {
+	got, err := read(t, []string{"--domain", "Höflich.example,Counter.example.com.", "--acme-dir", "d"}, nil, "")
+	want := []string{"xn--hflich-wxa.example", "counter.example.com"}
+	if err != nil || !slices.Equal(got.Domains, want) {
+		t.Errorf("got %q, %v; want %q", got.Domains, err, want)
 	}
 }
 

@@ -11,7 +11,11 @@ import (
 	"net/netip"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
+	"strings"
+
+	"golang.org/x/net/idna"
 )
 
 // Error is a setting that cannot work. It never contains the value of a secret or of
@@ -51,6 +55,17 @@ func SplitAddress(address string) (host string, port int, err error) {
 	}
 
 	return host, int(n), nil
+}
+
+// HostName returns the full name of a host as its certificate has it: in lower case, an international name in its xn--
+// form, and without a dot at its end. It reports whether the text is such a name, and no address.
+func HostName(text string) (name string, ok bool) {
+	name, err := idna.Lookup.ToASCII(strings.TrimSuffix(text, "."))
+	_, notAddress := netip.ParseAddr(name)
+	labels := strings.Split(name, ".")
+	isFull := len(labels) > 1 && !slices.Contains(labels, "")
+
+	return name, err == nil && notAddress != nil && isFull
 }
 
 // IsWebURL reports whether text is an http or https URL with a host.

@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"os"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -31,11 +30,11 @@ const poll = time.Second
 type Config struct {
 	Cert, Key string // files, as PEM
 
-	Domains   []string
-	Directory string // the URL of the authority
-	Email     string // to which it may write
-	Dir       string // where its certificates are kept
-	Plain     bool   // visitors also come to port 80, and the authority may check its proof there
+	Domains   []string // as setting.HostName writes them
+	Directory string   // the URL of the authority
+	Email     string   // to which it may write
+	Dir       string   // where its certificates are kept
+	Plain     bool     // visitors also come to port 80, and the authority may check its proof there
 
 	Log zerolog.Logger
 }
@@ -82,7 +81,17 @@ func (f *files) has(host string) bool {
 
 type domains []string
 
-func (d domains) has(host string) bool { return slices.Contains(d, strings.ToLower(host)) }
+func (d domains) has(host string) bool { return d.index(host) >= 0 }
+
+// index returns the index of the domain that a client names, in whatever spelling, or -1.
+func (d domains) index(name string) int {
+	host, ok := setting.HostName(name)
+	if !ok {
+		return -1
+	}
+
+	return slices.Index(d, host)
+}
 
 // toHTTPS redirects visitors of hosts to port 443 of the same host.
 type toHTTPS struct{ hosts }
@@ -227,12 +236,6 @@ func boundedWait(n int, get getCertificate) getCertificate {
 // proof on port 443 of the domain (tls-alpn-01), which the listener gives, or with cfg.Plain on port 80
 // (http-01). The first visitor of a domain waits for its first certificate; autocert renews it in time.
 func ofDomains(cfg Config) *Certificates {
-	// In lower case, as the names of clients are compared; the settings may have any.
-	cfg.Domains = slices.Clone(cfg.Domains)
-	for i, name := range cfg.Domains {
-		cfg.Domains[i] = strings.ToLower(name)
-	}
-
 	manager := &autocert.Manager{
 		Prompt:     autocert.AcceptTOS,
 		Cache:      autocert.DirCache(cfg.Dir),
@@ -257,7 +260,8 @@ func ofDomains(cfg Config) *Certificates {
 	}
 
 	config.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-		domain := slices.Index(cfg.Domains, strings.ToLower(hello.ServerName))
+		// In any spelling that the manager takes, or another one would be a way around the bound.
+		domain := domains(cfg.Domains).index(hello.ServerName)
 		get := manager.GetCertificate // which refuses all other names at once
 		if domain >= 0 {
 			get = gets[domain]

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/rs/zerolog"
 	"golang.org/x/crypto/acme"
@@ -86,18 +87,54 @@ func TestHandshakesThatWaitAreBounded(t *testing.T) {
 	}
 }
 
-// The name of a host has no case, neither in the settings nor in a request.
+// A request may spell the name of a host in any case, and with a dot at its end.
 func TestDomainsHaveNoCase(t *testing.T) {
-	c, err := Open(Config{Domains: []string{"Counter.example.com"}, Dir: t.TempDir(), Plain: true})
+	c, err := Open(Config{Domains: []string{"counter.example.com"}, Dir: t.TempDir(), Plain: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	for _, host := range []string{"counter.example.com", "COUNTER.example.com:80"} {
+	for _, host := range []string{"counter.example.com", "COUNTER.example.com:80", "counter.example.com."} {
 		w := httptest.NewRecorder()
 		c.Redirect.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "http://"+host+"/p", nil))
 		if w.Code != http.StatusPermanentRedirect {
 			t.Errorf("%s: %d %s, want a redirect to https", host, w.Code, w.Body)
 		}
 	}
+}
+
+// The authority's library takes a domain in many spellings. Those who wait for its certificate are bounded in all of
+// them.
+func TestServerEverySpellingOfADomainIsBounded(t *testing.T) {
+	release := make(chan struct{})
+	authority := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
+	defer authority.Close()
+
+	c, err := Open(Config{
+		Domains: []string{"counter.example.com"}, Directory: authority.URL, Dir: t.TempDir(), Log: zerolog.Nop(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	ended := make(chan error, MaxWaiting+1)
+	var waiting sync.WaitGroup
+	for range MaxWaiting + 1 {
+		waiting.Go(func() {
+			_, err := c.GetCertificate(&tls.ClientHelloInfo{ServerName: "ｃounter.example.com"}) // a wide c
+			ended <- err
+		})
+	}
+
+	select {
+	case err := <-ended:
+		if !errors.Is(err, errManyWait) {
+			t.Errorf("the first client that did not wait got %v, want errManyWait", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Errorf("%d clients wait for one certificate, want %d", MaxWaiting+1, MaxWaiting)
+	}
+
+	close(release)
+	waiting.Wait()
 }

@@ -1,9 +1,7 @@
 package config
 
 import (
-	"net/netip"
 	"path/filepath"
-	"strings"
 
 	"headcount/internal/setting"
 )
@@ -40,11 +38,13 @@ func (c *Server) checkTLS() error {
 	}
 
 	// Checked here, because an authority counts each request that fails against a limit.
-	for _, name := range c.Domains {
-		if !isHostName(name) {
+	for i, name := range c.Domains {
+		host, ok := setting.HostName(name)
+		if !ok {
 			return setting.Errorf("domain", "%q is not the full name of a host; write one like "+
 				"counter.example.com", name)
 		}
+		c.Domains[i] = host
 	}
 
 	if len(c.Domains) > 0 && !setting.IsWebURL(c.ACMEURL) {
@@ -53,14 +53,4 @@ func (c *Server) checkTLS() error {
 	}
 
 	return nil
-}
-
-// isHostName reports whether the name is the full name of a host, and not its address.
-func isHostName(name string) bool {
-	// An authority asks the name itself for its proof, which neither a wildcard nor an address can give.
-	_, err := netip.ParseAddr(name)
-	isAddress := err == nil
-	hasDot := strings.Contains(strings.Trim(name, "."), ".")
-
-	return !isAddress && hasDot && !strings.ContainsAny(name, "*/: ")
 }
