@@ -257,6 +257,31 @@ func TestServerCertificateThatNobodyRenewed(t *testing.T) {
 	})
 }
 
+// A certificate is renewed without visitors, too, so one that nobody was shown since is not overdue.
+func TestServerRenewedWithoutVisitors(t *testing.T) {
+	t.Parallel()
+	var addr string
+	a := newAuthority(t, "counter.example.com", func() string { return addr })
+	a.first = 10 * time.Minute // within the last third of its life, so it is renewed at once
+
+	r := run(t, "--domain="+a.domain, "--acme-url="+a.url+"/dir", "--acme-dir="+t.TempDir())
+	addr = r.public
+	if got := serial(t, addr, a); got != 1 {
+		t.Fatalf("the only visitor is shown certificate %d, want the first", got)
+	}
+
+	testkit.Eventually(t, "that the renewed certificate is not overdue", func() bool {
+		return strings.Contains(fetch(t, http.MethodGet, "http://"+r.admin+"/metrics", ""),
+			"\nheadcount_certificate_overdue 0\n")
+	})
+
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.orders != 2 {
+		t.Errorf("%d certificates were ordered, want 2", a.orders)
+	}
+}
+
 // newKey returns a key, and its text for a file.
 func newKey(t *testing.T) (*ecdsa.PrivateKey, []byte) {
 	t.Helper()

@@ -232,6 +232,20 @@ func boundedWait(n int, get getCertificate) getCertificate {
 	}
 }
 
+// handshake is what a visitor asked for and was shown.
+type handshake struct {
+	hello *tls.ClientHelloInfo
+	cert  *tls.Certificate
+}
+
+// kindOnly returns the part of a hello that decides on the kind of the certificate, without the connection.
+func kindOnly(hello *tls.ClientHelloInfo) *tls.ClientHelloInfo {
+	return &tls.ClientHelloInfo{
+		ServerName: hello.ServerName, CipherSuites: hello.CipherSuites,
+		SignatureSchemes: hello.SignatureSchemes, SupportedCurves: hello.SupportedCurves,
+	}
+}
+
 // ofDomains returns certificates that an authority issues by ACME. The authority checks for a
 // proof on port 443 of the domain (tls-alpn-01), which the listener gives, or with cfg.Plain on port 80
 // (http-01). The first visitor of a domain waits for its first certificate; autocert renews it in time.
@@ -252,7 +266,7 @@ func ofDomains(cfg Config) *Certificates {
 	config := manager.TLSConfig()
 	// Strangers can make handshakes fail as often as they like, and must not fill the log.
 	logged := rate.Sometimes{Interval: time.Minute}
-	last := make([]atomic.Pointer[tls.Certificate], len(cfg.Domains)) // the last certificate of each domain
+	last := make([]atomic.Pointer[handshake], len(cfg.Domains)) // the last one of each domain
 	gets := make([]func(*tls.ClientHelloInfo) (*tls.Certificate, error), len(cfg.Domains))
 	// Each domain has a bound of its own, so one whose proof fails holds up no other.
 	for i := range gets {
@@ -268,18 +282,19 @@ func ofDomains(cfg Config) *Certificates {
 		}
 		cert, err := get(hello)
 
-		if errors.Is(err, errManyWait) {
-			// Those that wait need a certificate of another kind (ECDSA or RSA), so this client gets the last one.
-			if known := last[domain].Load(); known != nil {
-				cert = known
-				err = nil
-			}
-		}
-
 		// The certificate of the proof is shown to the authority alone, and is none for visitors.
 		issued := err == nil && domain >= 0 && cert.Leaf != nil
 		if issued && !slices.Contains(hello.SupportedProtos, acme.ALPNProto) {
-			last[domain].Store(cert)
+			last[domain].Store(&handshake{hello: kindOnly(hello), cert: cert})
+		}
+
+		if errors.Is(err, errManyWait) {
+			// Those that wait need a certificate of another kind (ECDSA or RSA), so this client gets the last one. It
+			// is not noted for this client's kind, for which the manager would make everybody wait.
+			if known := last[domain].Load(); known != nil {
+				cert = known.cert
+				err = nil
+			}
 		}
 
 		if err != nil && domain >= 0 {
@@ -293,9 +308,18 @@ func ofDomains(cfg Config) *Certificates {
 	}
 	shown := func() (all []*tls.Certificate) {
 		for i := range last {
-			if cert := last[i].Load(); cert != nil {
-				all = append(all, cert)
+			shake := last[i].Load()
+			if shake == nil {
+				continue
 			}
+
+			// The manager renews also what nobody is shown, so it is asked what the next client like
+			// this one would be shown.
+			cert, err := manager.GetCertificate(shake.hello)
+			if err != nil {
+				cert = shake.cert
+			}
+			all = append(all, cert)
 		}
 		return all
 	}

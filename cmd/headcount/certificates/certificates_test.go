@@ -2,8 +2,14 @@ package certificates
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
+	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -137,4 +143,84 @@ func TestServerEverySpellingOfADomainIsBounded(t *testing.T) {
 
 	close(release)
 	waiting.Wait()
+}
+
+// While clients of another kind wait for their certificate, the one that is shown to them meanwhile is known at once:
+// the metrics ask for it.
+func TestServerShownWaitsForNoAuthority(t *testing.T) {
+	release := make(chan struct{})
+	authority := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
+	defer authority.Close()
+
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "counter.example.com"), certificateFor(t, "counter.example.com"),
+		0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	c, err := Open(Config{
+		Domains: []string{"counter.example.com"}, Directory: authority.URL, Dir: dir, Log: zerolog.Nop(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	first := &tls.ClientHelloInfo{
+		ServerName: "counter.example.com", CipherSuites: []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256},
+	}
+	if _, err := c.GetCertificate(first); err != nil {
+		t.Fatal(err)
+	}
+
+	// Those of RSA wait, except one, which gets the other certificate.
+	served := make(chan error, MaxWaiting+1)
+	var waiting sync.WaitGroup
+	for range MaxWaiting + 1 {
+		waiting.Go(func() {
+			_, err := c.GetCertificate(&tls.ClientHelloInfo{ServerName: "counter.example.com"})
+			served <- err
+		})
+	}
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+
+	shown := make(chan int, 1)
+	waiting.Go(func() { shown <- len(c.Shown()) })
+	select {
+	case n := <-shown:
+		if n != 1 {
+			t.Errorf("%d certificates are shown, want 1", n)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("whoever asks what is shown waits for the authority")
+	}
+
+	close(release)
+	waiting.Wait()
+}
+
+// certificateFor returns a key and its certificate, as the cache of the authority's library has them.
+func certificateFor(t *testing.T, host string) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	of := &x509.Certificate{
+		SerialNumber: big.NewInt(1), DNSNames: []string{host},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(90 * 24 * time.Hour),
+	}
+	cert, err := x509.CreateCertificate(rand.Reader, of, of, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return append(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private}),
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert})...)
 }
