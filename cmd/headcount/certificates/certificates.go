@@ -18,6 +18,7 @@ import (
 	"github.com/rs/zerolog"
 	"golang.org/x/crypto/acme"
 	"golang.org/x/crypto/acme/autocert"
+	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
 	"headcount/internal/setting"
@@ -54,9 +55,14 @@ func (c *Certificates) Overdue() bool {
 	return slices.ContainsFunc(c.Shown(), old)
 }
 
-// Open opens the certificates. It fails if the files of a certificate cannot be used.
+// Open opens the certificates. It fails if the files of a certificate, or the directory for those of an authority,
+// cannot be used.
 func Open(cfg Config) (*Certificates, error) {
 	if len(cfg.Domains) > 0 {
+		if err := makeWritable(cfg.Dir); err != nil {
+			return nil, setting.Errorf("acme-dir", "%v; name a directory that this process may write", err)
+		}
+
 		return ofDomains(cfg), nil
 	}
 
@@ -70,6 +76,20 @@ func Open(cfg Config) (*Certificates, error) {
 	shown := func() []*tls.Certificate { return []*tls.Certificate{f.current.Load()} }
 
 	return &Certificates{&tls.Config{GetCertificate: f.get}, f.run, toHTTPS{f}, shown}, nil
+}
+
+// makeWritable makes the directory, unless it is there, and fails if this process may not write there.
+func makeWritable(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+
+	// Nothing is written: on a full disk the certificates that are there serve on.
+	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+
+	return nil
 }
 
 // hosts is the set of hosts that have a certificate.

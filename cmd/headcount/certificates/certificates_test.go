@@ -21,6 +21,8 @@ import (
 
 	"github.com/rs/zerolog"
 	"golang.org/x/crypto/acme"
+
+	"headcount/internal/setting"
 )
 
 // While the two files do not fit each other, that is logged once, and the last certificate stays in use.
@@ -106,6 +108,20 @@ func TestDomainsHaveNoCase(t *testing.T) {
 		if w.Code != http.StatusPermanentRedirect {
 			t.Errorf("%s: %d %s, want a redirect to https", host, w.Code, w.Body)
 		}
+	}
+}
+
+// Without a place for it each certificate would be ordered again at every start, until the authority gives no more.
+func TestADirectoryThatCannotBeWritten(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	_, err := Open(Config{Domains: []string{"counter.example.com"}, Dir: filepath.Join(file, "acme")})
+	var refused *setting.Error
+	if !errors.As(err, &refused) || refused.Name != "acme-dir" {
+		t.Errorf("got %v, want --acme-dir refused", err)
 	}
 }
 
