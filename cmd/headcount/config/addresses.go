@@ -98,7 +98,17 @@ func overlap(a, b string) bool {
 	}
 
 	// A wildcard has the port of every address of the machine.
-	return hostA == hostB || setting.IsWildcard(a) || setting.IsWildcard(b)
+	return listenedHost(hostA) == listenedHost(hostB) || setting.IsWildcard(a) || setting.IsWildcard(b)
+}
+
+// listenedHost returns the address that a listener on the host gets.
+func listenedHost(host string) string {
+	// Go listens on the first IPv4 address of a name.
+	if host == "localhost" {
+		return "127.0.0.1"
+	}
+
+	return host
 }
 
 // checkAdvertised checks --advertise.

@@ -56,8 +56,14 @@ func (c *Server) checkBasePath() error {
 }
 
 func (c *Server) checkTimes() error {
-	if c.UpdateInterval < 10*time.Millisecond {
-		return setting.Errorf("update-interval", "%s is too short; give at least 10ms", c.UpdateInterval)
+	const leastInterval = 10 * time.Millisecond
+	if c.UpdateInterval < leastInterval {
+		return setting.Errorf("update-interval", "%s is too short; give at least %s", c.UpdateInterval, leastInterval)
+	}
+	// Heartbeats go in several rounds, so a shorter time would leave nothing between two of them.
+	if c.HeartbeatInterval < leastInterval {
+		return setting.Errorf("heartbeat-interval", "%s is too short; give at least %s", c.HeartbeatInterval,
+			leastInterval)
 	}
 
 	// The default is within the bounds, so what is refused here was given.
