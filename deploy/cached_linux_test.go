@@ -33,9 +33,16 @@ func TestServerReadsBehindACache(t *testing.T) {
 
 	// Between nginx and the gateway, a proxy counts the reads that nginx has not answered itself.
 	var arrived atomic.Int64
+	var visitors sync.WaitGroup // who ask for something of their own at the same time
+	const together = 5
+	visitors.Add(together)
 	gateway := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: listen})
 	counted := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		arrived.Add(1)
+		if strings.HasSuffix(r.URL.Path, "/members/me") {
+			visitors.Done()
+			visitors.Wait()
+		}
 		gateway.ServeHTTP(w, r)
 	}))
 	defer counted.Close()
@@ -50,7 +57,7 @@ func TestServerReadsBehindACache(t *testing.T) {
 	conf := filepath.Join(dir, "nginx.conf")
 	text := fmt.Sprintf("user root; pid %s/nginx.pid; error_log stderr crit; events { worker_connections 500; "+
 		"}\nhttp { access_log off; proxy_temp_path temp;\n%s\nupstream gateways { server %s; keepalive 8; }\nserver "+
-		"{ listen %s;\n%s\n}\n}",
+		"{ listen %s;\nlocation / { proxy_pass http://gateways; }\n%s\n}\n}",
 		dir, cache, counted.Listener.Addr(), proxy, location)
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
@@ -130,6 +137,22 @@ func TestServerReadsBehindACache(t *testing.T) {
 
 	stop()
 	readers.Wait()
+
+	// What each visitor has of their own is not cached, so nobody waits for the answer to another one.
+	var asking sync.WaitGroup
+	began = time.Now()
+	for range together {
+		asking.Go(func() {
+			if _, err := do("GET", "/api/v1/counters/likes:42/members/me", ""); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	asking.Wait()
+	// The gateway answers when all have arrived, which the proxy would allow only after it has waited for 5 s.
+	if took := time.Since(began); took > 4*time.Second {
+		t.Errorf("%d visitors who ask whether they like something had all answers after %s", together, took)
+	}
 
 	// The same path on two sites.
 	for host, want := range map[string]string{"a.test": `"count":1,`, "b.test": `"count":0,`} {
