@@ -4,7 +4,8 @@
 #	docker run -p 8080:8080 headcount
 #
 # /metrics and the rest of the admin address stay on the container's loopback;
-# HEADCOUNT_ADMIN_LISTEN opens them, and the health check follows it.
+# HEADCOUNT_ADMIN_LISTEN opens them, and the health check follows it, also where it is in the
+# file that HEADCOUNT_CONFIG names.
 
 ARG GO_VERSION=1.26
 FROM golang:${GO_VERSION} AS build

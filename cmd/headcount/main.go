@@ -66,8 +66,10 @@ func (c *serveCommand) AfterApply() error { return c.Config.Validate() }
 
 type versionCommand struct{}
 
+// healthcheckCommand has all settings, because the file of the server's settings may have any of them.
 type healthcheckCommand struct {
-	AdminListen string `type:"text" placeholder:"ADDR" default:"127.0.0.1:8081" help:"The admin address of the server."`
+	ConfigFile string        `name:"config" type:"text" placeholder:"FILE" help:"A file with a JSON object of settings, as serve reads it."`
+	Config     config.Server `embed:""`
 }
 
 const description = `How many people are here, right now? A real-time presence counter gateway.
@@ -132,7 +134,7 @@ func (p program) run() int {
 	case "version":
 		_, err = fmt.Fprintln(p.stdout, versionLine())
 	case "healthcheck":
-		err = healthcheck(ctx, c.Healthcheck.AdminListen)
+		err = healthcheck(ctx, c.Healthcheck.Config.AdminListen)
 	}
 
 	return p.end(err)

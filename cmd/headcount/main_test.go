@@ -207,6 +207,13 @@ func TestServerHealthcheck(t *testing.T) {
 		}
 	}
 
+	// In a container the settings may be in a file.
+	file := writeFile(t, `{"admin-listen":"`+addr+`","update-interval":"1s"}`)
+	env := map[string]string{"HEADCOUNT_CONFIG": file}
+	if status, _, stderr := runWith(t, env, nil, "healthcheck"); status != exitOK {
+		t.Errorf("with a file of settings: status %d, %s", status, stderr)
+	}
+
 	code = http.StatusServiceUnavailable
 	if err := healthcheck(t.Context(), addr); err == nil || !strings.Contains(err.Error(), "503") {
 		t.Errorf("a 503 gives %v, want an error that names it", err)
