@@ -1,6 +1,7 @@
 package deploy_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -235,6 +236,25 @@ func TestMonitoring(t *testing.T) {
 	} {
 		if !strings.Contains(compose, mount) {
 			t.Errorf("compose.yaml does not have %s", mount)
+		}
+	}
+}
+
+// All jobs of the dashboard are those of Headcount: every program has metrics such as process_cpu_seconds_total.
+func TestTheBoardShowsNoOtherPrograms(t *testing.T) {
+	var board struct {
+		Templating struct {
+			List []struct{ Name, Query, AllValue string }
+		}
+	}
+	if err := json.Unmarshal(file(t, "grafana.json"), &board); err != nil {
+		t.Fatal(err)
+	}
+
+	for _, v := range board.Templating.List {
+		if v.Name == "job" && (v.AllValue != "" || v.Query != "label_values(headcount_ready, job)") {
+			t.Errorf("the jobs are %s, and all of them %q; want those with headcount_ready, and no others",
+				v.Query, v.AllValue)
 		}
 	}
 }
