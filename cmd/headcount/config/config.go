@@ -66,7 +66,7 @@ type Server struct {
 	MaxConnections    int           `type:"number" placeholder:"N" group:"limits" help:"How many connections a gateway accepts; further clients get 503. 0 means a number that fits the memory and the open files."`
 	MaxPerAddress     int           `name:"max-connections-per-address" type:"number" placeholder:"N" default:"0" group:"limits" help:"How many connections one address may have, of IPv6 one /64; further clients of it get 503. Clients of --trusted-proxies count by their own address. 0 means any number, since many people share an address."`
 
-	JWTSecret      string        `name:"jwt-secret" type:"text" placeholder:"SECRET" group:"identity" help:"Verifies HS256 tokens. With it, or --jwks-url, users need a token that identifies them."`
+	JWTSecret      string        `name:"jwt-secret" type:"secret" placeholder:"SECRET" group:"identity" help:"Verifies HS256 tokens. With it, or --jwks-url, users need a token that identifies them."`
 	JWKSURL        string        `name:"jwks-url" type:"text" placeholder:"URL" group:"identity" help:"The address of the public keys that verify RS256, ES256 and EdDSA tokens."`
 	JWTIssuers     []string      `name:"jwt-issuer" type:"each" placeholder:"NAME" group:"identity" help:"The iss that tokens must have. Repeatable: any of them. Without it the issuer is not checked."`
 	JWTAudiences   []string      `name:"jwt-audience" type:"each" placeholder:"NAME" group:"identity" help:"An aud that tokens must have. Repeatable: any of them. Without it the audience is not checked."`

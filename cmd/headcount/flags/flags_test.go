@@ -113,6 +113,36 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// A variable often ends with a newline, as one made of a file or by echo does. Only a secret may have it on purpose.
+func TestWhiteSpaceAroundVariables(t *testing.T) {
+	type command struct {
+		URL    string `name:"url" type:"text"`
+		Secret string `type:"secret"`
+		Most   int    `type:"number"`
+	}
+
+	parse := func(url string) (command, error) {
+		var p struct {
+			Run command `cmd:"" default:""`
+		}
+		s := Set{Name: "p", Variables: map[string]string{"P_URL": url, "P_SECRET": " a b\n", "P_MOST": "7\n"}}
+		s.Add(&p)
+		_, err := s.Parse(nil)
+
+		return p.Run, err
+	}
+
+	got, err := parse(" redis://h\n")
+	if want := (command{"redis://h", " a b\n", 7}); err != nil || got != want {
+		t.Errorf("got %+v, %v; want %+v", got, err, want)
+	}
+
+	// A variable with white space alone was meant to have something.
+	if got, err := parse("\n"); err == nil || !strings.Contains(err.Error(), "it is empty") {
+		t.Errorf("a variable with white space alone gives %+v, %v", got, err)
+	}
+}
+
 // An argument without a flag may be given once.
 func TestValueThatStandsAlone(t *testing.T) {
 	type command struct {

@@ -71,16 +71,19 @@ func (s *Set) assign(f *Flag, inFile any) {
 
 // parts returns the values in a variable.
 func (f *Flag) parts(variable string) (values []any) {
-	if f.kind != "each" {
+	switch f.kind {
+	case "each":
+		// A variable is one string, so its values are separated; on the command line and in a file each stands alone.
+		for _, value := range splitList(variable) {
+			values = append(values, value)
+		}
+		return values
+	case "secret":
 		return []any{variable}
+	default:
+		// Files and commands of which variables are made often end with a newline, which no value has.
+		return []any{strings.TrimSpace(variable)}
 	}
-
-	// A variable is one string, so its values are separated; on the command line and in a file each stands alone.
-	for _, value := range splitList(variable) {
-		values = append(values, value)
-	}
-
-	return values
 }
 
 // variable returns the name of a flag's environment variable.

@@ -13,6 +13,7 @@ import (
 // kinds are the values of the type tag, which restricts the values of a field:
 //
 //	text             a string that is not empty
+//	secret           the same, of a variable with the white space around it, which may be a part of it
 //	number           a whole number from 0
 //	span, span-or-0  a positive duration, or also 0
 //	days, days-or-0  the same, in which d stands for 24 h
@@ -21,7 +22,9 @@ import (
 //	                 a secret may have a comma on the command line and in a file
 //	switch           true or false, of a flag that may also be given without a value
 //	sites            name=origin,origin for each time the flag is given; a value may have several, separated by commas
-var kinds = []string{"", "text", "number", "span", "span-or-0", "days", "days-or-0", "list", "each", "switch", "sites"}
+var kinds = []string{
+	"", "text", "secret", "number", "span", "span-or-0", "days", "days-or-0", "list", "each", "switch", "sites",
+}
 
 // read sets the field to a value. The value is a string or, from a file, any JSON value. The problem that
 // read returns never repeats the value, because it may be a secret.
@@ -34,7 +37,7 @@ func (f *Flag) read(value any) (problem string) {
 		if !isText {
 			return "it is not a string; write it in quotes"
 		}
-		if text == "" && f.kind == "text" {
+		if text == "" && (f.kind == "text" || f.kind == "secret") {
 			return "it is empty; give a value, or leave it out"
 		}
 	case *[]string:
