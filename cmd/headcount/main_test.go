@@ -187,6 +187,25 @@ func TestClockServeUntilSignal(t *testing.T) {
 	}
 }
 
+// The log has no addresses of clients, also where the HTTP server writes them into its messages.
+func TestTheLogHasNoAddressesOfClients(t *testing.T) {
+	for said, want := range map[string]string{
+		"http: TLS handshake error from 192.0.2.7:51564: EOF\n": "http: TLS handshake error from …: EOF",
+		"http: TLS handshake error from [2001:db8::7%eth0]:1: read tcp [::1]:443->[2001:db8::7%eth0]:1: timeout": "" +
+			"http: TLS handshake error from …: read tcp …->…: timeout",
+		"http2: server: error reading preface from client 192.0.2.7:1: bogus greeting": "" +
+			"http2: server: error reading preface from client …: bogus greeting",
+	} {
+		var log bytes.Buffer
+		httpServer(nil, zerolog.New(&log)).ErrorLog.Print(said)
+
+		var line struct{ Message string }
+		if err := json.Unmarshal(log.Bytes(), &line); err != nil || line.Message != want {
+			t.Errorf("got %s, %v; want %s", log.String(), err, want)
+		}
+	}
+}
+
 func TestServerHealthcheck(t *testing.T) {
 	code := http.StatusOK
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

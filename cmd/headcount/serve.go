@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -374,9 +375,14 @@ func httpServer(h http.Handler, log zerolog.Logger) *http.Server {
 type quiet struct{ log zerolog.Logger }
 
 func (q quiet) Write(text []byte) (int, error) {
-	q.log.Debug().Str("from", "http").Msg(strings.TrimSpace(string(text)))
+	// Whoever reads the log must not learn who the visitors are.
+	said := peerAddress.ReplaceAllString(strings.TrimSpace(string(text)), "…")
+	q.log.Debug().Str("from", "http").Msg(said)
 	return len(text), nil
 }
+
+// peerAddress matches the address of a connection's end, as package net writes it.
+var peerAddress = regexp.MustCompile(`(\d+\.\d+\.\d+\.\d+|\[[0-9a-f:.]*:[^\]\s]*\]):\d+`)
 
 // adminHandler returns the handler for operators. When ctx ends, /readyz reports that the process is not ready. Only
 // operators must be able to reach its address.
