@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/url"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -52,8 +53,28 @@ func (c *checkCommand) AfterApply() error {
 		return setting.Errorf("public-url", "it is not an http or https URL without a path; write the address "+
 			"that visitors open, such as https://count.example.com")
 	}
+	c.PublicURL = asSent(c.PublicURL)
 
 	return c.Config.Validate()
+}
+
+// asSent returns a URL with its host as browsers send it and certificates have it.
+func asSent(address string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		return address
+	}
+
+	// Anything else, such as an IP address, is sent as it is.
+	name, ok := setting.HostName(u.Hostname())
+	if !ok {
+		return address
+	}
+
+	port := strings.TrimPrefix(u.Host, u.Hostname()) // with its colon
+	u.Host = name + port
+
+	return u.String()
 }
 
 // errFaults is the result of a check that found problems.

@@ -544,6 +544,22 @@ func certificateFor(t *testing.T, from, until time.Time, host string) []string {
 	return []string{"--tls-cert=" + c.File, "--tls-key=" + c.Key}
 }
 
+// A browser shows an international name as it is read, and sends it in its xn-- form, which certificates have, too.
+func TestPublicURLIsWrittenAsBrowsersSendIt(t *testing.T) {
+	for given, want := range map[string]string{
+		"https://Höflich.example:8443/": "https://xn--hflich-wxa.example:8443/",
+		"https://count.example.com":     "https://count.example.com",
+		"http://localhost:8080":         "http://localhost:8080",
+		"http://[::1]:8080":             "http://[::1]:8080",
+	} {
+		var c commands
+		_, err := program{args: []string{"check", "--public-url", given}}.parse(&c)
+		if err != nil || c.Check.PublicURL != want {
+			t.Errorf("%s: got %s, %v; want %s", given, c.Check.PublicURL, err, want)
+		}
+	}
+}
+
 // The check reports what visitors would object to in a chain of certificates.
 func TestServerChainsOfCertificates(t *testing.T) {
 	a := newAuthority(t, "counter.example.com", nil)
