@@ -200,8 +200,10 @@ var troubles = []trouble{
 		series: map[string]string{`headcount_region_refused{job="us",instance="1",peer="eu"}`: "0 1"},
 		fires:  map[string]moments{"HeadcountRegionRefused": {time.Minute, 0}}},
 	{name: "a receiver of webhooks fails", series: map[string]string{
-		`headcount_webhook_failures_total{job="us",instance="1",host="a"}`: "+0.125",
-		`headcount_webhook_messages_total{job="us",instance="1",host="b"}`: "+1",
+		`headcount_webhook_failures_total{job="us",instance="1",host="a",webhook="1"}`: "+0.125",
+		`headcount_webhook_messages_total{job="us",instance="1",host="b",webhook="2"}`: "+1",
+		// Another one of the same host.
+		`headcount_webhook_messages_total{job="us",instance="1",host="a",webhook="3"}`: "+1",
 	}, fires: map[string]moments{"HeadcountWebhookFails": {7 * time.Minute, 6*time.Minute - scrape}}},
 	{name: "events are dropped",
 		series: map[string]string{

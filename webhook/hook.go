@@ -34,6 +34,7 @@ type Hook struct {
 	ID        string // of its state and outbox: a hash, which does not reveal the URL
 	URL       string
 	Host      string // of the URL, for logs and metrics
+	Number    int    // its place among all webhooks, from 1: several may have one host
 	condition condition
 	match     string         // a pattern of keys; empty: the total of a site
 	limit     int64          // the threshold
@@ -86,6 +87,7 @@ func Parse(texts []string, sites []presence.Site) ([]*Hook, error) {
 			return nil, fmt.Errorf("number %d is a duplicate; remove it", i+1)
 		}
 
+		hook.Number = i + 1
 		hooks = append(hooks, hook)
 	}
 

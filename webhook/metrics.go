@@ -2,7 +2,8 @@ package webhook
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// metrics are the metrics of a process. Hooks have no names, so their labels are the hosts of their URLs.
+// metrics are the metrics of a process. Hooks have no names, so their labels are the hosts of their URLs, and their
+// numbers where one that fails must not be hidden by another one of its host.
 type metrics struct {
 	events, sent, failed, dropped, left *prometheus.CounterVec
 	waiting                             *prometheus.GaugeVec
@@ -17,16 +18,17 @@ const (
 )
 
 func newMetrics(reg prometheus.Registerer) metrics {
-	counter := func(name, help, label string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
 
 	m := metrics{
 		events: counter("headcount_webhook_events_total", "Events put into an outbox by this process, by type.",
 			"type"),
-		sent: counter("headcount_webhook_messages_total", "Messages that the receiver accepted, by host.", "host"),
-		failed: counter("headcount_webhook_failures_total", "Messages that the receiver did not accept, by host; "+
-			"they are sent again, unless the receiver refused them.", "host"),
+		sent: counter("headcount_webhook_messages_total", "Messages that the receiver accepted, by host and number of "+
+			"the --webhook.", "host", "webhook"),
+		failed: counter("headcount_webhook_failures_total", "Messages that the receiver did not accept, by host and "+
+			"number of the --webhook; they are sent again, unless the receiver refused them.", "host", "webhook"),
 		dropped: counter("headcount_webhook_dropped_total", "Events dropped, by reason: full (outbox), "+
 			"old (not accepted for a day), refused (by the receiver), sealed (users, with a secret that is gone).",
 			"reason"),

@@ -56,7 +56,7 @@ type sender struct {
 // maxPause, and repeats the batch until its events are older than MaxAge. Only the end of ctx ends a pause early.
 func (o *sender) run(ctx context.Context) {
 	s := o.service
-	log := s.cfg.Log.With().Str("webhook", o.hook.Host).Logger()
+	log := s.cfg.Log.With().Str("webhook", o.hook.Host).Int("number", o.hook.Number).Logger()
 
 	var store failing
 	for ctx.Err() == nil {
@@ -81,6 +81,9 @@ func (o *sender) run(ctx context.Context) {
 		o.send(ctx, log, events)
 	}
 }
+
+// labels returns the labels of the webhook's messages.
+func (o *sender) labels() []string { return []string{o.hook.Host, strconv.Itoa(o.hook.Number)} }
 
 // showWaiting sets how many events wait in the outbox. The webhooks of a host share the metric.
 func (o *sender) showWaiting(events int) {
@@ -125,7 +128,7 @@ func (o *sender) send(ctx context.Context, log zerolog.Logger, events []string) 
 		o.done(ctx, events)
 	case refused:
 		o.failed = 0
-		o.service.metrics.failed.WithLabelValues(o.hook.Host).Inc()
+		o.service.metrics.failed.WithLabelValues(o.labels()...).Inc()
 		log.Warn().Int("status", a.status).Int("events", len(events)).Msg("a webhook refused events; they were dropped")
 		o.drop(ctx, events, dropRefused)
 	case failed:
@@ -164,12 +167,12 @@ func (o *sender) accepted(log zerolog.Logger) {
 	}
 
 	o.failed = 0
-	o.service.metrics.sent.WithLabelValues(o.hook.Host).Inc()
+	o.service.metrics.sent.WithLabelValues(o.labels()...).Inc()
 }
 
 // fail notes an attempt that failed, and returns the pause before the next one.
 func (o *sender) fail(log zerolog.Logger, status int, err error) time.Duration {
-	o.service.metrics.failed.WithLabelValues(o.hook.Host).Inc()
+	o.service.metrics.failed.WithLabelValues(o.labels()...).Inc()
 	o.failed++
 	// Log only the first failure in a row, and without the URL, which may contain a secret.
 	if o.failed == 1 {

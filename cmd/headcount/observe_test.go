@@ -248,7 +248,7 @@ func shownLabels(text string) (labels []string) {
 var boundedLabels = []string{
 	"le",
 	"cause", "code", "direction", "host", "limit", "lost", "method", "outcome", "path", "peer", "reason", "route",
-	"status", "store", "type",
+	"status", "store", "type", "webhook",
 }
 
 func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
