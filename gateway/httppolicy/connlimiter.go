@@ -148,8 +148,10 @@ func (cl *ConnLimiter) Accept() (net.Conn, error) {
 func (cl *ConnLimiter) accept() (net.Conn, error) {
 	c, err := cl.Listener.Accept()
 	full := errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
-	// Only a change is told, since the HTTP server tries again all the time.
-	if full != cl.failed {
+	// Only a change is told, since the HTTP server tries again all the time. Another error, such as that of a listener
+	// which is closed, says nothing about the files.
+	isKnown := full || err == nil
+	if isKnown && full != cl.failed {
 		cl.failed = full
 		cl.failing(err)
 	}

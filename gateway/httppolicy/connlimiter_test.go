@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -462,5 +463,34 @@ func TestAddressesOfOneCustomer(t *testing.T) {
 				t.Fatalf("%s and %s must count as one customer's, or not: the opposite is the case", a, b)
 			}
 		})
+	}
+}
+
+// failingListener is a listener whose calls of Accept end with these errors, one after the other.
+type failingListener struct {
+	net.Listener
+	errs []error
+}
+
+func (l *failingListener) Accept() (net.Conn, error) {
+	err := l.errs[0]
+	l.errs = l.errs[1:]
+
+	return nil, err
+}
+
+// Who cannot accept clients for want of files says so once, and nothing of the kind when the listener is closed.
+func TestWantOfFilesIsToldAlone(t *testing.T) {
+	var told []error
+	l := &failingListener{errs: []error{syscall.EMFILE, syscall.ENFILE, net.ErrClosed}}
+	limiter := NewConnLimiter(l, time.Minute, 1, func(err error) { told = append(told, err) }, &tally{})
+
+	for range 3 {
+		if _, err := limiter.Accept(); err == nil {
+			t.Error("a client was accepted")
+		}
+	}
+	if len(told) != 1 || !errors.Is(told[0], syscall.EMFILE) {
+		t.Errorf("told of %v, want %v alone", told, syscall.EMFILE)
 	}
 }
