@@ -52,7 +52,7 @@ func (c *Explain) Run(ctx context.Context, out io.Writer) error {
 
 	var body json.RawMessage
 	var is explained
-	api := client.NewAPI(client.Config{URL: c.URL, Site: c.Site, APIKey: cmp.Or(c.APIKeys...)})
+	api := client.NewAPI(client.Config{URL: c.URL, Site: c.Site, APIKey: keyOf(c.APIKeys, c.Site)})
 	// The raw answer is kept for --json, so that members which this program does not know are printed, too.
 	_, err := api.Do(ctx, http.MethodGet, "/"+url.PathEscape(c.Page)+"/counter?explain=1", nil, &body)
 	if err != nil {

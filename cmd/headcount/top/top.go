@@ -44,7 +44,7 @@ func (c *Command) Run(ctx context.Context, out io.Writer) error {
 		return setting.Errorf("json", "it needs --once; give that, too")
 	}
 
-	api := client.NewAPI(client.Config{URL: c.URL, Site: c.Site, APIKey: cmp.Or(c.APIKeys...)})
+	api := client.NewAPI(client.Config{URL: c.URL, Site: c.Site, APIKey: keyOf(c.APIKeys, c.Site)})
 	// A pipe gets one answer, because nobody would want control sequences in it.
 	file, isFile := out.(*os.File)
 	if c.Once || !isFile || !term.IsTerminal(int(file.Fd())) {
@@ -66,6 +66,19 @@ func (c *Command) Run(ctx context.Context, out io.Writer) error {
 		width, height, _ = term.GetSize(int(file.Fd())) // 0 and 0: unknown, so nothing is cut off
 		return width, height
 	})
+}
+
+// keyOf returns the key for a site. The environment may have the server's own setting, in which the name of a site and
+// a colon stand in front of a key that is for that site alone.
+func keyOf(keys []string, site string) string {
+	for _, key := range keys {
+		own, isOfSite := strings.CutPrefix(key, site+":")
+		if isOfSite && site != "" {
+			return own
+		}
+	}
+
+	return cmp.Or(keys...)
 }
 
 func checkURL(text string) error {

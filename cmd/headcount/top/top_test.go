@@ -89,6 +89,8 @@ func TestServerOnce(t *testing.T) {
 	}{
 		{Command{URL: url, Once: true}, "--api-key"},
 		{Command{URL: url, APIKeys: []string{"key"}, Site: "other", Once: true}, "--site"},
+		// The keys of the server's settings, of which one is for this site.
+		{Command{URL: url, APIKeys: []string{"first", "other:key"}, Site: "other", Once: true}, "--site"},
 		{Command{URL: url, APIKeys: []string{"key"}, Site: "none", Once: true}, "400 There is no such site."},
 		{Command{URL: url + "/elsewhere", Once: true}, "404"},
 		{Command{URL: "ftp://x", Once: true}, "--url"},
