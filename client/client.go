@@ -375,6 +375,7 @@ func (c *Client) open(ctx context.Context) (*session, error) {
 	if conn.ID != "" {
 		c.cfg.ID = conn.ID
 	}
+	c.cfg.Welcomed = conn.Welcomed
 
 	c.conn = conn
 	// Each connection may once send a count without a version; see store.

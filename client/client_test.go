@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -26,6 +27,7 @@ type script struct {
 	Config
 	parts chan func(*stage)
 	ids   chan string // the id that each connection presents
+	backs chan string // how long ago the client of each connection says that it was welcomed
 }
 
 // stage is one connection of a script, as the server sees it.
@@ -36,7 +38,7 @@ type stage struct {
 }
 
 func newScript(t *testing.T, parts ...func(*stage)) *script {
-	s := &script{parts: make(chan func(*stage), 10), ids: make(chan string, 100)}
+	s := &script{parts: make(chan func(*stage), 10), ids: make(chan string, 100), backs: make(chan string, 100)}
 	for _, part := range parts {
 		s.parts <- part
 	}
@@ -46,6 +48,7 @@ func newScript(t *testing.T, parts ...func(*stage)) *script {
 		open.Add(1)
 		defer open.Done()
 		s.ids <- r.URL.Query().Get("id")
+		s.backs <- r.URL.Query().Get("back")
 
 		var part func(*stage)
 		select {
@@ -236,6 +239,36 @@ func aClientComesBackAndAsksForEverything(t *testing.T) {
 	// The first connection has no id yet. The others present the id that the server signed.
 	if first, second, third := <-s.ids, <-s.ids, <-s.ids; first != "" || second != "u.signed" || third != second {
 		t.Errorf("the client came as %q, %q, %q", first, second, third)
+	}
+}
+
+// A client that comes back says how long ago it was welcomed. A server in memory that was restarted since then learns
+// from that alone that its counts lack users: a token and an id of --id-secret are as good as before.
+func TestAClientThatComesBackSaysSo(t *testing.T) { synctest.Test(t, aClientThatComesBackSaysSo) }
+
+func aClientThatComesBackSaysSo(t *testing.T) {
+	const lasts = 20 * time.Second
+	s := newScript(t,
+		func(s *stage) {
+			var cancel context.CancelFunc
+			s.ctx, cancel = context.WithTimeout(s.ctx, lasts)
+			defer cancel()
+			s.stay()
+		},
+		func(s *stage) { s.stay() })
+	s.Config.Token = "a token"
+	c := New(s.Config)
+	c.Join("p")
+	start(t, c)
+
+	if first := <-s.backs; first != "" {
+		t.Errorf("the first connection says that it was welcomed %s ms ago", first)
+	}
+
+	// The pause between the two is a second at most.
+	ms, err := strconv.Atoi(<-s.backs)
+	if err != nil || ms < int(lasts.Milliseconds()) || ms > int((lasts+firstBackoff).Milliseconds()) {
+		t.Errorf("the second connection says that it was welcomed %d ms ago, %v; want some %s", ms, err, lasts)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -27,6 +28,10 @@ type Config struct {
 	ID     string // the signed id of an anonymous user, from Frame.ID or API.Hold
 	APIKey string // for calls that only servers may make
 	Site   string // a site of the server's --site; empty: the first one
+
+	// Welcomed is Conn.Welcomed of the client's connection before; zero: there was none. A server that was restarted
+	// since then learns from it that its counts lack users.
+	Welcomed time.Time
 
 	// DialContext opens the connection below WebSocket and TLS; nil: a net.Dialer does.
 	DialContext func(ctx context.Context, network, address string) (net.Conn, error)
@@ -64,6 +69,7 @@ type Conn struct {
 	User      string        // the user of the connection, according to the server
 	ID        string        // the id of an anonymous user, for Config.ID of the next connection
 	Heartbeat time.Duration // the server shows a sign of life at least this often
+	Welcomed  time.Time     // when the connection began, for Config.Welcomed of the next connection
 
 	ws    *websocket.Conn
 	conn  net.Conn
@@ -81,19 +87,14 @@ func Dial(ctx context.Context, cfg Config) (*Conn, error) {
 	defer cancel()
 
 	header := http.Header{}
-	query := ""
 	cfg.sign(header)
-	// In the URL, as for browsers, which cannot set the headers of an upgrade.
-	if cfg.ID != "" {
-		query = "?id=" + url.QueryEscape(cfg.ID)
-	}
 
 	c := &Conn{}
 	// http.Transport would hide the socket, and keep two goroutines and two buffers.
 	transport := roundTripper(func(req *http.Request) (*http.Response, error) {
 		return c.handshake(req, cfg.DialContext)
 	})
-	ws, resp, err := websocket.Dial(ctx, cfg.address("/-/ws"+query), &websocket.DialOptions{
+	ws, resp, err := websocket.Dial(ctx, cfg.address("/-/ws"+cfg.query()), &websocket.DialOptions{
 		HTTPClient:   &http.Client{Transport: transport, CheckRedirect: checkRedirect},
 		HTTPHeader:   header,
 		Subprotocols: []string{subprotocol},
@@ -127,8 +128,27 @@ func Dial(ctx context.Context, cfg Config) (*Conn, error) {
 	c.User = f.User
 	c.ID = f.ID
 	c.Heartbeat = f.Heartbeat
+	c.Welcomed = time.Now()
 
 	return c, nil
+}
+
+// query returns the query of the URL of a connection: what browsers say there, since they cannot set the headers of an
+// upgrade.
+func (c *Config) query() string {
+	says := url.Values{}
+	if c.ID != "" {
+		says.Set("id", c.ID)
+	}
+	if !c.Welcomed.IsZero() {
+		says.Set("back", strconv.FormatInt(time.Since(c.Welcomed).Milliseconds(), 10))
+	}
+
+	if len(says) == 0 {
+		return ""
+	}
+
+	return "?" + says.Encode()
 }
 
 // notDialed closes what the handshake has opened, and returns why there is no WebSocket.
