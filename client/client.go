@@ -195,8 +195,15 @@ func (c *Client) Leave(page string) { c.drop(c.joined, []string{page}, (*Conn).l
 // Subscribe asks for the counts of pages; "*" is the whole site.
 func (c *Client) Subscribe(pages ...string) { c.want(c.pages, pages, (*Conn).Subscribe) }
 
-// Unsubscribe ends subscriptions to counts.
-func (c *Client) Unsubscribe(pages ...string) { c.drop(c.pages, pages, (*Conn).Unsubscribe) }
+// Unsubscribe ends subscriptions to counts. The client keeps the counts of pages that it has joined.
+func (c *Client) Unsubscribe(pages ...string) {
+	c.drop(c.pages, pages, func(conn *Conn, pages ...string) error {
+		// The server ends the counts of a joined page as well. It begins them again when it is asked to join.
+		joined := slices.DeleteFunc(slices.Clone(pages), func(page string) bool { return !c.joined[page] })
+
+		return errors.Join(conn.Unsubscribe(pages...), conn.joinAll(joined...))
+	})
+}
 
 // SubscribeCounters asks for counters.
 func (c *Client) SubscribeCounters(keys ...string) {

@@ -272,6 +272,29 @@ func aClientThatComesBackSaysSo(t *testing.T) {
 	}
 }
 
+// A client that unsubscribes from a page that it has joined keeps getting the page's count: the server ends all counts
+// of the page, and begins them again when it is asked to join.
+func TestAJoinedPageIsUnsubscribed(t *testing.T) { synctest.Test(t, aJoinedPageIsUnsubscribed) }
+
+func aJoinedPageIsUnsubscribed(t *testing.T) {
+	const join = `{"type":"join","page":"p"}`
+	s := newScript(t, func(s *stage) {
+		s.hear(`{"type":"subscribe","pages":["p"]}`, join)
+		s.count("p", 1, "5-1")
+		s.hear(`{"type":"unsubscribe","pages":["p","q"]}`, join)
+		s.count("p", 2, "5-2")
+		s.stay()
+	})
+	c := New(s.Config)
+	c.Subscribe("p")
+	c.Join("p")
+	ctx := start(t, c)
+
+	await(t, ctx, c, "the first count", isCount("p", 1))
+	c.Unsubscribe("p", "q")
+	await(t, ctx, c, "a count after the end of the subscription", isCount("p", 2))
+}
+
 // A client gives up a refused page on this connection and later ones, and no other page. It repeats what it sent too
 // fast.
 func TestARefusedPageIsGivenUp(t *testing.T) { synctest.Test(t, aRefusedPageIsGivenUp) }
