@@ -368,7 +368,7 @@ type session struct {
 	err    error              // why it ended
 }
 
-// open dials, subscribes to all wanted topics and joins all pages.
+// open dials, joins all pages and subscribes to all wanted topics.
 func (c *Client) open(ctx context.Context) (*session, error) {
 	conn, err := Dial(ctx, c.cfg)
 	if err != nil {
@@ -396,12 +396,13 @@ func (c *Client) open(ctx context.Context) (*session, error) {
 	return s, nil
 }
 
-// askAllLocked asks conn for all wanted topics.
+// askAllLocked asks conn for all wanted topics. The joins come first: only then the server holds the count of the site
+// back until it includes the user.
 func (c *Client) askAllLocked() {
 	c.limited = false
-	_ = c.conn.Subscribe(slices.Collect(maps.Keys(c.pages))...) // the session's reader notices an error
+	_ = c.conn.joinAll(slices.Collect(maps.Keys(c.joined))...) // the session's reader notices an error
+	_ = c.conn.Subscribe(slices.Collect(maps.Keys(c.pages))...)
 	_ = c.conn.SubscribeCounters(slices.Collect(maps.Keys(c.counters))...)
-	_ = c.conn.joinAll(slices.Collect(maps.Keys(c.joined))...)
 }
 
 // askAgain asks for everything once more if the server was asked for too much at a time.

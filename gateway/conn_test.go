@@ -15,9 +15,11 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/fstest"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -1086,6 +1088,52 @@ func TestTheFirstTotalHasTheVisitor(t *testing.T) {
 				if time.Since(began) < time.Second { // within the patience of the fan-out
 					t.Fatalf("the total is %s, want it to begin with %s", payload, want)
 				}
+			}
+		}
+	})
+}
+
+// mute is a cluster in which no beats of a gateway arrive while it is on.
+type mute struct {
+	Cluster
+	on *atomic.Bool
+}
+
+func (m mute) SendBeat(b *heartbeat.Beat) {
+	if !m.on.Load() {
+		m.Cluster.SendBeat(b)
+	}
+}
+
+// So it is when the client had subscribed to the count of the site before it joined its first page.
+func TestATotalThatIsWatchedHasTheVisitor(t *testing.T) {
+	var away atomic.Bool
+	inMemory(t, func(cfg *Config) { cfg.Cluster = mute{cfg.Cluster, &away} }, func(t *testing.T, s *served) {
+		defer s.dispatch()()
+		r := s.socket("")
+		r.write([]byte(masked(websocket.Text, `{"type":"subscribe","pages":["*"]}`)))
+		r.expect(websocket.Text, `{"type":"count","page":"*","count":0,`)
+		time.Sleep(time.Second) // more than an interval, so that the next count comes at once
+
+		// The join is not stored yet, and somebody else comes by another way.
+		away.Store(true)
+		r.write([]byte(masked(websocket.Text, `{"type":"join","page":"p"}`)))
+		synctest.Wait()
+		s.do(http.MethodPut, "/q/counter", incrementBody)
+		time.Sleep(time.Second)
+		away.Store(false)
+
+		for {
+			_, payload, err := r.frame()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if bytes.HasPrefix(payload, []byte(`{"type":"count","page":"*",`)) {
+				const want = `{"type":"count","page":"*","count":2,`
+				if !bytes.HasPrefix(payload, []byte(want)) {
+					t.Errorf("the first total after the join is %s, want it to begin with %s", payload, want)
+				}
+				return
 			}
 		}
 	})

@@ -185,6 +185,7 @@ func (c *conn) join(name string) error {
 }
 
 // take joins a page that the client has not joined. The page's next count is held back until the store has the join.
+// So is that of the site, unless the store has another join of the connection.
 func (c *conn) take(w *wanted) error {
 	name := w.name // tidy may remove w
 	// Withheld before enterRoster, whose arrival may come at once.
@@ -194,12 +195,20 @@ func (c *conn) take(w *wanted) error {
 		c.Reform(topic, form, false)
 	}
 
+	totalWaits := c.watchesTotal() && !c.counted() && !c.totalHeld.Load()
+	if totalWaits {
+		c.Withhold(c.total())
+	}
+
 	if err := c.enterRoster(name); err != nil {
-		// The page is as before the attempt.
+		// The page and the site are as before the attempt.
 		if w.counts != noCounts {
 			c.Ready(topic)
 		} else {
 			c.Unsubscribe(topic)
+		}
+		if totalWaits {
+			c.Ready(c.total())
 		}
 		c.tidy()
 
@@ -209,6 +218,9 @@ func (c *conn) take(w *wanted) error {
 	w.joined = true
 	w.counts = max(w.counts, untilLeave)
 	c.all.metrics.joins.Inc()
+	if totalWaits {
+		c.holdTotal()
+	}
 
 	return nil
 }
@@ -236,27 +248,37 @@ func (c *conn) Arrived(name string) {
 	c.releaseTotal()
 }
 
+// counted reports whether the store has a join of the client.
+func (c *conn) counted() bool {
+	return slices.ContainsFunc(c.wants, func(w wanted) bool { return w.joined && !c.waits(w.name) })
+}
+
 // uncounted reports whether the client has joined pages and the store has none of these
 // joins. Then the count of its site may lack the user.
 func (c *conn) uncounted() bool {
-	joined := false
-	for _, w := range c.wants {
-		if !w.joined {
-			continue
-		}
+	joined := slices.ContainsFunc(c.wants, func(w wanted) bool { return w.joined })
 
-		if !c.waits(w.name) {
-			return false
-		}
-		joined = true
-	}
+	return joined && !c.counted()
+}
 
-	return joined
+// watchesTotal reports whether the client gets the count of its site.
+func (c *conn) watchesTotal() bool {
+	return slices.ContainsFunc(c.wants, func(w wanted) bool {
+		return w.counts != noCounts && presence.KeyOf(w.name) == presence.AllPages
+	})
 }
 
 // total returns the topic of the count of the connection's site.
 func (c *conn) total() presence.Topic {
 	return presence.CountTopic(c.site().Qualify(presence.AllPages))
+}
+
+// holdTotal holds the count of the site back, which is withheld already, until the store has a join.
+func (c *conn) holdTotal() {
+	c.totalHeld.Store(true)
+	if !c.uncounted() { // the last join arrived before totalHeld was set
+		c.releaseTotal()
+	}
 }
 
 // releaseTotal stops holding back the count of the site.
@@ -332,10 +354,7 @@ func (c *conn) subscribe(m message) error {
 
 	c.Subscribe(topics, fanout.Form(m.precision))
 	if totalWaits {
-		c.totalHeld.Store(true)
-		if !c.uncounted() { // the last join arrived before totalHeld was set
-			c.releaseTotal()
-		}
+		c.holdTotal()
 	}
 
 	for _, name := range withheld {
