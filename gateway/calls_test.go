@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"headcount/gateway/calls"
 	"headcount/gateway/identity"
 	"headcount/gateway/websocket"
 )
@@ -517,6 +520,34 @@ func TestTwentiethErrorCloses(t *testing.T) {
 		c.takeError("bad_json")
 		c.takeError("too_many_errors")
 		c.expectClose(websocket.StatusPolicyViolation)
+	})
+}
+
+// The metrics count the error that ends a connection like any other.
+func TestTheErrorsThatEndConnectionsAreCounted(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	visits(t, 0, func(cfg *Config) { cfg.Registerer = reg }, func(t *testing.T, s *served) {
+		c := s.tab()
+		for range 20 {
+			c.say(`{`)
+			c.takeError("bad_json")
+		}
+		c.takeError("too_many_errors")
+
+		s.tab()
+		s.expire()
+
+		for metric, label := range map[string]string{
+			"headcount_client_errors_total": calls.CodeTooManyErrors,
+			"headcount_limits_hit_total":    "errors",
+		} {
+			if n := counted(t, reg, metric, label); n != 1 {
+				t.Errorf("%s of %s is %v, want 1", metric, label, n)
+			}
+		}
+		if n := counted(t, reg, "headcount_client_errors_total", calls.CodeTokenExpired); n != 1 {
+			t.Errorf("%v errors were because of a token that has expired, want 1", n)
+		}
 	})
 }
 

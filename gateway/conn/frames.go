@@ -122,10 +122,7 @@ func (c *conn) send(opcode byte, payload []byte) error {
 // fault sends the client an error frame. It closes the connection at the twentieth
 // error.
 func (c *conn) fault(f *fault) error {
-	c.all.metrics.faults.WithLabelValues(f.code).Inc()
-	if limit, is := limitOfCode[f.code]; is {
-		c.all.cfg.Limits.WithLabelValues(limit).Inc()
-	}
+	c.all.countFault(f)
 
 	if line := c.all.cfg.Log.Debug(); line.Enabled() {
 		line.Str("reason", f.code).Str("detail", httppolicy.Unquoted(f.message)).Msg("a message was refused")
@@ -159,6 +156,7 @@ func (c *conn) end(code int, reason string, last *fault) error {
 	// One write for both, so that nothing comes between the fault and the close frame.
 	var b []byte
 	if last != nil {
+		c.all.countFault(last)
 		b = c.dialect().appendFault(b, last)
 	}
 

@@ -66,6 +66,14 @@ func newMetrics() *metrics {
 	}
 }
 
+// countFault counts a fault that a client is sent, and the limit that it is about.
+func (cs *Clients) countFault(f *fault) {
+	cs.metrics.faults.WithLabelValues(f.code).Inc()
+	if limit, is := limitOfCode[f.code]; is {
+		cs.cfg.Limits.WithLabelValues(limit).Inc()
+	}
+}
+
 // Collectors returns the metrics of connections.
 func (cs *Clients) Collectors() []prometheus.Collector {
 	m := cs.metrics
