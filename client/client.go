@@ -359,7 +359,7 @@ func (c *Client) lost(err error) {
 	c.putLocked(Status{ID: c.cfg.ID, Err: err})
 }
 
-// A session is a connection of a Client and the goroutine that reads it.
+// A session is a connection of a Client, and the goroutine that runs it.
 type session struct {
 	client *Client
 	conn   *Conn
@@ -391,7 +391,7 @@ func (c *Client) open(ctx context.Context) (*session, error) {
 	c.askAllLocked()
 
 	s := &session{client: c, conn: conn, move: make(chan time.Duration, 1), done: make(chan struct{})}
-	go s.read()
+	go s.run()
 
 	return s, nil
 }
@@ -416,9 +416,22 @@ func (c *Client) askAgain(conn *Conn) {
 	}
 }
 
-func (s *session) read() {
+// run reads the connection and notices its silence, until it has ended.
+func (s *session) run() {
 	defer close(s.done)
 
+	ended := make(chan struct{})
+	var listening sync.WaitGroup
+	listening.Go(func() { s.listen(ended) })
+
+	s.err = s.read()
+	s.conn.Abort() // the server's end is closed, and this one is not
+	close(ended)
+	listening.Wait()
+}
+
+// read reads frames until the connection has ended, and returns why.
+func (s *session) read() error {
 	var f Frame
 	for {
 		err := s.conn.Receive(&f)
@@ -426,10 +439,7 @@ func (s *session) read() {
 			continue // a frame of a newer server
 		}
 		if err != nil {
-			s.err = err
-			s.conn.Abort() // the server's end is closed, and this one is not
-
-			return
+			return err
 		}
 
 		if f.Type != "reconnect" {
@@ -525,14 +535,8 @@ func versionOf(u Update) Version {
 // serve watches the session until it ends. When the server has asked the client to reconnect
 // and the time for that has come, it returns the session, which is still open, and no error.
 func (s *session) serve(ctx context.Context) (old *session, err error) {
-	beat := cmp.Or(s.conn.Heartbeat, 15*time.Second)
-	// A quarter, so that silence is noticed at most a quarter late; the bound keeps a tiny heartbeat from spinning.
-	tick := time.NewTicker(max(beat/4, 10*time.Millisecond))
-	defer tick.Stop()
-
 	// A nil channel is never ready, so the case below waits until the server asks.
 	var moved <-chan time.Time // has a value when it is time to move; nil: the server has not asked for a move
-	var asked time.Time        // when the last heartbeat was sent
 
 	for {
 		select {
@@ -550,19 +554,38 @@ func (s *session) serve(ctx context.Context) (old *session, err error) {
 			}
 		case <-moved:
 			return s, nil
+		}
+	}
+}
+
+// listen ends a connection whose server falls silent. It goes on while serve does not run: a server that has asked the
+// client to move serves it until there is another one.
+func (s *session) listen(ended <-chan struct{}) {
+	beat := cmp.Or(s.conn.Heartbeat, 15*time.Second)
+	// A quarter, so that silence is noticed at most a quarter late; the bound keeps a tiny heartbeat from spinning.
+	tick := time.NewTicker(max(beat/4, 10*time.Millisecond))
+	defer tick.Stop()
+
+	var asked time.Time // when the last heartbeat was sent
+
+	for {
+		select {
+		case <-ended:
+			return
 		case <-tick.C:
-			s.client.askAgain(s.conn)
-			// Any byte counts as a sign of life, not the answer alone: a busy connection is never asked.
-			heard := s.conn.HeardAt()
-			switch {
-			case time.Since(heard) <= beat:
-				asked = time.Time{}
-			case asked.IsZero():
-				asked = time.Now()
-				_ = s.conn.Beat() // the session's reader notices an error
-			case time.Since(asked) > maxSilence:
-				s.conn.Abort()
-			}
+		}
+
+		s.client.askAgain(s.conn)
+		// Any byte counts as a sign of life, not the answer alone: a busy connection is never asked.
+		heard := s.conn.HeardAt()
+		switch {
+		case time.Since(heard) <= beat:
+			asked = time.Time{}
+		case asked.IsZero():
+			asked = time.Now()
+			_ = s.conn.Beat() // the session's reader notices an error
+		case time.Since(asked) > maxSilence:
+			s.conn.Abort()
 		}
 	}
 }

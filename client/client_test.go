@@ -256,11 +256,14 @@ func aClientThatComesBackSaysSo(t *testing.T) {
 			defer cancel()
 			s.stay()
 		},
-		func(s *stage) { s.stay() })
+		func(s *stage) {
+			s.count("p", 1, "5-1")
+			s.stay()
+		})
 	s.Config.Token = "a token"
 	c := New(s.Config)
 	c.Join("p")
-	start(t, c)
+	ctx := start(t, c)
 
 	if first := <-s.backs; first != "" {
 		t.Errorf("the first connection says that it was welcomed %s ms ago", first)
@@ -271,6 +274,7 @@ func aClientThatComesBackSaysSo(t *testing.T) {
 	if err != nil || ms < int(lasts.Milliseconds()) || ms > int((lasts+firstBackoff).Milliseconds()) {
 		t.Errorf("the second connection says that it was welcomed %d ms ago, %v; want some %s", ms, err, lasts)
 	}
+	await(t, ctx, c, "the second connection", isCount("p", 1))
 }
 
 // A client that unsubscribes from a page that it has joined keeps getting the page's count: the server ends all counts
@@ -534,6 +538,32 @@ func silenceEndsAConnection(t *testing.T) {
 	case <-ctx.Done():
 		t.Error("there is no second connection")
 	}
+}
+
+// So is one that has asked the client to move, and falls silent before the client has found another server.
+func TestSilenceEndsAConnectionThatIsLeft(t *testing.T) {
+	synctest.Test(t, silenceEndsAConnectionThatIsLeft)
+}
+
+func silenceEndsAConnectionThatIsLeft(t *testing.T) {
+	defer func(d time.Duration) { maxSilence = d }(maxSilence)
+	maxSilence = 50 * time.Millisecond
+	s := newScript(t,
+		func(s *stage) {
+			s.say(`{"type":"reconnect","after_ms":20}`)
+			s.stay()
+		}) // whoever comes later is not welcomed
+
+	c := New(s.Config)
+	ctx := start(t, c)
+	isConnected := func(want bool) func(Update) bool {
+		return func(u Update) bool {
+			s, ok := u.(Status)
+			return ok && s.Connected == want
+		}
+	}
+	await(t, ctx, c, "the connection", isConnected(true))
+	await(t, ctx, c, "its end", isConnected(false))
 }
 
 // The age of a connection is measured by the monotonic clock: by the wall clock, a connection from before the clock was
