@@ -12,6 +12,8 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -220,6 +222,47 @@ func TestBackEndsAskForFewerChannels(t *testing.T) {
 			if status != want || want == 400 && !strings.Contains(text, "filter_by_prefix") {
 				t.Errorf("%s: %d %.200s, want %d", query, status, text, want)
 			}
+		}
+	})
+}
+
+// slowly lists its pages in a second, and counts the lists.
+type slowly struct {
+	scanned
+	lists *atomic.Int64
+}
+
+func (s slowly) Pages(ctx context.Context, fn func([]string)) error {
+	s.lists.Add(1)
+	time.Sleep(time.Second)
+
+	return s.scanned.Pages(ctx, fn)
+}
+
+// Back ends that ask for the same channels at the same time have the store scanned once.
+func TestBackEndsShareAList(t *testing.T) {
+	var lists atomic.Int64
+	inMemory(t, func(cfg *Config) {
+		forBackEnds(cfg)
+		cfg.API.Pages = slowly{cfg.API.Pages.(scanned), &lists}
+	}, func(t *testing.T, s *served) {
+		var asking sync.WaitGroup
+		for range 10 {
+			asking.Go(func() {
+				status, text := s.ask("GET", signed("GET", "/apps/1/channels", "", ""), "")
+				if status != http.StatusOK {
+					t.Errorf("%d %s", status, text)
+				}
+			})
+		}
+		asking.Wait()
+
+		// Whoever asks later gets a list of then.
+		if status, text := s.ask("GET", signed("GET", "/apps/1/channels", "", ""), ""); status != http.StatusOK {
+			t.Errorf("%d %s", status, text)
+		}
+		if n := lists.Load(); n != 2 {
+			t.Errorf("the store was scanned %d times, want 2", n)
 		}
 	})
 }

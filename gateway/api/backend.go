@@ -23,7 +23,8 @@ const (
 	maxOccupied = 10_000    // channels in one answer
 	pageBatch   = 256       // counts in one read of the store
 
-	maxChannelLists = 4 // lists in progress, including requests that wait for the same list
+	maxChannelLists = 4           // lists in progress, including requests that wait for the same list
+	channelsAge     = time.Second // maximum age of a list in progress that a request waits for
 )
 
 // Pages reads all pages. A presence store implements it.
@@ -103,7 +104,7 @@ func (a *API) getChannels(c *gin.Context, params pusher.Params) (calls.Answer, e
 	// Whoever signs is a back end, and waits for no visitor.
 	by := counterapi.Asker{Server: true}
 	read := func(ctx context.Context) (occupied, error) { return a.readOccupied(ctx, q) }
-	found, err := a.channels.Ask(c.Request.Context(), q, 0, by, read)
+	found, err := a.channels.Ask(c.Request.Context(), q, channelsAge, by, read)
 	switch {
 	case errors.Is(err, calls.ErrBad):
 		return calls.Answer{}, err
