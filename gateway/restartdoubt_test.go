@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -140,5 +141,22 @@ func TestShortDoubtAfterASlowStart(t *testing.T) {
 		if got := hub.told(); got != "[doubt 5 trust 8]" {
 			t.Errorf("the hub received %s, want a doubt from second 5 to 8", got)
 		}
+	})
+}
+
+// A client without WebSockets says in its first call that it comes back.
+func TestACallSaysThatItsClientComesBack(t *testing.T) {
+	inMemory(t, func(cfg *Config) { cfg.ComeBack = 15 * time.Second }, func(t *testing.T, s *served) {
+		for _, step := range []struct {
+			query string
+			stale bool
+		}{{"", false}, {"?back=1", true}} {
+			s.do(http.MethodGet, "/-/me/unread"+step.query, "")
+			got := s.do(http.MethodGet, "/p/counter", "")
+			if strings.Contains(got.text, `"stale":true`) != step.stale {
+				t.Errorf("after a call with the query %q the count is %s", step.query, got.text)
+			}
+		}
+		time.Sleep(15 * time.Second)
 	})
 }

@@ -222,7 +222,7 @@ class Fallback extends EventTarget {
     this.#token = address.searchParams.get('token');
     this.#id = address.searchParams.get('id');
     this.#stored = address.searchParams.get('storage') !== 'none';
-    this.#turn = this.#begin();
+    this.#turn = this.#begin(address.searchParams.get('back'));
     const { signal } = this.#over;
     globalThis.document?.addEventListener?.('visibilitychange', () => this.#listen(), { signal });
     if (!globalThis.navigator?.locks && globalThis.BroadcastChannel) {
@@ -288,10 +288,13 @@ class Fallback extends EventTarget {
     for (const timer of [...this.#timers, ...this.#held.values()]) clearTimeout(timer);
   }
 
-  /** The server has not greeted us before it has answered as the one that it knows us as. */
-  async #begin() {
+  /**
+   * The server has not greeted us before it has answered as the one that it knows us as. It learns from back, as from
+   * that of a WebSocket, whether it was restarted since then.
+   */
+  async #begin(/** @type {string | null} */ back) {
     try {
-      const { count } = await this.#fetch('-/me/unread');
+      const { count } = await this.#fetch(back ? `-/me/unread?back=${back}` : '-/me/unread');
       this.#say({ type: 'welcome' });
       if (!this.#closed) this.dispatchEvent(new Event('open'));
       this.#say({ type: 'unread', count });

@@ -69,7 +69,7 @@ func (a *API) followCalls() []calls.Call {
 			Who: calls.Visitor, Gives: "204", Refuses: "401 503",
 			Does: "The caller follows a page no more."},
 		{ID: "getMyUnread", Method: http.MethodGet, Path: "/-/me/unread", Do: a.getUnread,
-			Who: calls.Visitor, Gives: "Unread", Refuses: "401 503",
+			Who: calls.Visitor, Takes: "back", Gives: "Unread", Refuses: "401 503",
 			Does: "How many changes the caller has not seen."},
 		{ID: "resetMyUnread", Method: http.MethodPut, Path: "/-/me/unread", Do: a.putUnread,
 			Who: calls.Visitor, Body: "ResetUnread", Gives: "Unread", Refuses: "401 413 429 503",

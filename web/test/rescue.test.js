@@ -384,6 +384,29 @@ test('what is no Headcount server is called so', async () => {
   assert.match(await (await fresh())(ADDRESS, 1), /is not a Headcount server.*option "server"/);
 });
 
+test('the replacement says how long ago the client was welcomed, for a server that was restarted', async () => {
+  const rescue = await fresh();
+  answers = {
+    'GET /-/counters': counters,
+    'GET /*/counter/events': { status: 200, body: '' },
+    'PUT /-/me/unread': { status: 400, body: {} },
+  };
+  await rescue(ADDRESS, 1);
+  const Replacement = await rescue(ADDRESS, 2);
+  const begun = (query) => {
+    let first;
+    globalThis.fetch = async (url) => {
+      first ??= url.href;
+      return Response.json({ count: 0 });
+    };
+    new Replacement(new URL(query, ADDRESS).href).close();
+    return first;
+  };
+  assert.equal(begun('?token=t&back=1234.5'), 'https://count.example/-/me/unread?back=1234.5');
+  assert.equal(begun('?token=t'), 'https://count.example/-/me/unread');
+  assert.equal(begun('?site=shop&back=7'), 'https://count.example/-/me/unread?back=7&site=shop');
+});
+
 test('without storage no cookie goes along', async () => {
   answers = {
     'GET /-/counters': counters,
