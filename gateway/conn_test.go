@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -1134,6 +1135,36 @@ func TestATotalThatIsWatchedHasTheVisitor(t *testing.T) {
 					t.Errorf("the first total after the join is %s, want it to begin with %s", payload, want)
 				}
 				return
+			}
+		}
+	})
+}
+
+// A client whose join is not stored for long gets the count of the site marked as stale, and again each time that it
+// asks.
+func TestAnOverdueTotalIsAnswered(t *testing.T) {
+	var away atomic.Bool
+	inMemory(t, func(cfg *Config) { cfg.Cluster = mute{cfg.Cluster, &away} }, func(t *testing.T, s *served) {
+		defer s.dispatch()()
+		c := s.tab()
+		away.Store(true)
+		c.join("p")
+
+		for _, within := range []time.Duration{7 * time.Second, time.Second, time.Second} {
+			c.subscribe("*")
+			got := slices.ContainsFunc(c.during(within), func(f tabFrame) bool { return f.Page == "*" && f.Stale })
+			if !got {
+				t.Errorf("there is no count of the site within %s of a subscribe", within)
+			}
+		}
+
+		// Whoever takes the count anew waits anew.
+		c.say(`{"type":"unsubscribe","pages":["*"]}`)
+		c.subscribe("*")
+		away.Store(false)
+		for _, f := range c.during(3 * time.Second) {
+			if f.Page == "*" && !f.counts("*", 1) {
+				t.Errorf("the count of the site is %s", f.text)
 			}
 		}
 	})

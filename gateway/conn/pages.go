@@ -346,7 +346,8 @@ func (c *conn) subscribe(m message) error {
 	}
 
 	topics := presence.CountTopics(m.pages)
-	totalWaits := slices.Contains(topics, c.total()) && c.uncounted()
+	// A count that is held back already is not held back for longer because the client asks again.
+	totalWaits := slices.Contains(topics, c.total()) && c.uncounted() && !c.totalHeld.Load()
 	// Before Subscribe, which sends the count at once.
 	if totalWaits {
 		c.Withhold(c.total())
@@ -398,9 +399,14 @@ func (c *conn) fresh(m message) (fresh []presence.Topic, fit bool) {
 func (c *conn) unsubscribe(names []string) {
 	for _, name := range names {
 		i := slices.IndexFunc(c.wants, func(w wanted) bool { return w.name == name })
-		if i >= 0 && c.wants[i].counts != noCounts {
-			c.wants[i].counts = noCounts
-			c.Unsubscribe(presence.CountTopic(name))
+		if i < 0 || c.wants[i].counts == noCounts {
+			continue
+		}
+
+		c.wants[i].counts = noCounts
+		c.Unsubscribe(presence.CountTopic(name))
+		if presence.KeyOf(name) == presence.AllPages {
+			c.totalHeld.Store(false) // a later subscription is held back anew
 		}
 	}
 	c.tidy()
