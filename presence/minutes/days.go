@@ -18,6 +18,9 @@ const (
 
 	millisOfMinute = 60_000
 	millisOfDay    = MinutesOfDay * millisOfMinute
+
+	// MaxAhead is how many minutes ahead of the clock the last minute of a page may be: clocks are corrected by less.
+	MaxAhead = 1
 )
 
 // DayOf returns the day of t in UTC, counted from the Unix epoch.
@@ -64,16 +67,58 @@ func (c *Calendar) Arrive(u presence.User, now time.Time) {
 
 // advance integrates the count up to now. A clock that was set back takes time off again, within the day.
 func (c *Calendar) advance(now time.Time) {
-	if at := DayOf(now); at > c.open.At {
+	at := DayOf(now)
+	switch {
+	case at > c.open.At:
 		c.close()
-		start := at * millisOfDay
-		c.open = Day{At: at, Max: c.open.Last, Until: start, Last: c.open.Last}
+		c.open = Day{At: at, Max: c.open.Last, Until: at * millisOfDay, Last: c.open.Last}
+	case Of(now)+MaxAhead < c.open.At*MinutesOfDay:
+		c.reopen(now)
 	}
 
-	// A clock that was set back to the day before stops at midnight, since that day is written.
-	until := max(now.UnixMilli(), c.open.At*millisOfDay)
+	// A clock that is corrected to the day before stops at midnight, since that day is written.
+	c.integrate(max(now.UnixMilli(), c.open.At*millisOfDay))
+}
+
+// integrate adds the time from Until to a time, or takes it off.
+func (c *Calendar) integrate(until int64) {
 	c.open.Presence = max(0, c.open.Presence+c.open.Last*(until-c.open.Until))
 	c.open.Until = until
+}
+
+// reopen opens the day of now again, with what was counted in later days: the clock was ahead, and was set. Otherwise
+// everything would count in the future until the clock is there.
+func (c *Calendar) reopen(now time.Time) {
+	days, err := ParsePast(c.past)
+	// Days that cannot be parsed stay, see Trim.
+	if err != nil {
+		return
+	}
+
+	ahead := c.open
+	c.past = nil
+	c.pastAt = 0
+	c.open = Day{At: DayOf(now), Until: DayOf(now) * millisOfDay}
+
+	for _, d := range days {
+		switch {
+		case d.At < c.open.At:
+			c.past = AppendPast(c.past, c.pastAt, d)
+			c.pastAt = d.At
+			c.open.Max = d.Last
+			c.open.Last = d.Last
+		case d.At == c.open.At:
+			c.open = d // until midnight, so what is left of the day is taken off below
+			c.arrivals.Joins += d.Joins
+		default:
+			ahead.Max = max(ahead.Max, d.Max)
+			c.arrivals.Joins += d.Joins
+		}
+	}
+
+	c.integrate(now.UnixMilli())
+	c.open.Max = max(c.open.Max, ahead.Max)
+	c.open.Last = ahead.Last
 }
 
 // close moves the open day to the past.
@@ -95,7 +140,8 @@ func (c *Calendar) Open() Day {
 	d := c.open
 	d.Joins = c.arrivals.Joins
 	registers := c.arrivals.Registers()
-	d.Visitors = registers.Count()
+	// Of a day that was opened again the registers are lost.
+	d.Visitors = max(d.Visitors, registers.Count())
 
 	return d
 }

@@ -145,6 +145,43 @@ func TestDaysOfRandomHistories(t *testing.T) {
 	})
 }
 
+// TestDaysAfterTheClockWentBack: a clock was days ahead, and was then set. The day of the present goes on, with what
+// was counted meanwhile.
+func TestDaysAfterTheClockWentBack(t *testing.T) {
+	var c minutes.Calendar
+	at := func(hours int) time.Time { return time.UnixMilli(10 * dayMillis).Add(time.Duration(hours) * time.Hour) }
+	c.Count(1, at(-24)) // on day 9
+	c.Arrive(1, at(-24))
+	c.Count(3, at(6))
+	c.Arrive(2, at(6))
+	c.Arrive(3, at(6))
+
+	c.Count(4, at(3*24)) // on day 13, at 7 o'clock of day 10
+	c.Arrive(4, at(3*24))
+	c.Count(2, at(8))
+	c.Arrive(5, at(9))
+	c.Count(0, at(10))
+
+	days, err := c.Days(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := ""
+	for _, d := range days {
+		text += fmt.Sprintf("%d: %d %d +%d %d, ", d.At, d.Max, d.PersonMinutes()/60, d.Joins, d.Visitors)
+	}
+	if want := "9: 1 24 +1 1, 10: 4 16 +4 2, "; text != want {
+		t.Errorf("the days are %q, want %q", text, want)
+	}
+
+	// A correction at midnight opens no day again.
+	c.Count(1, at(24))
+	c.Count(2, at(24).Add(-time.Second))
+	if c.At() != 11 {
+		t.Errorf("the day is %d after a correction of a second, want 11", c.At())
+	}
+}
+
 func TestDaysAreTrimmed(t *testing.T) {
 	c := &minutes.Calendar{}
 	for day := range 30 {

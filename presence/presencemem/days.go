@@ -217,6 +217,10 @@ func (h *dayHistory) endOfRun(recalled bool, alive, now time.Time) {
 	if late := alive.Sub(h.ended); late > 0 && late < daysUnwritten {
 		h.ended = alive
 	}
+	// The clock was ahead, and was set.
+	if h.ended.After(now) {
+		h.ended = now
+	}
 	recalled = recalled && now.Sub(h.ended) < daysUnwritten
 
 	all := make([]*pageDays, 0, len(h.pages))

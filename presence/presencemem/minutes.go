@@ -99,7 +99,10 @@ func (b *pageHistory) minute(page string, at int64) *pageMinutes {
 
 	users := int64(0)
 	if len(r.minutes) > 0 {
-		if r.last().At >= at { // later if the clock was set back
+		b.rewind(r, at)
+		if r.last().At >= at { // later if the clock was corrected
+			// It may be in the data directory already, without what comes now.
+			r.written = min(r.written, r.last().At-1)
 			return r
 		}
 		// The minute before has ended, and its registers count from now on.
@@ -112,6 +115,32 @@ func (b *pageHistory) minute(page string, at int64) *pageMinutes {
 	b.trim(r, at-b.retention)
 
 	return r
+}
+
+// rewind moves what was counted in later minutes to a minute if the clock was ahead, and was set. Otherwise everything
+// would count in the future until the clock is there.
+func (b *pageHistory) rewind(r *pageMinutes, at int64) {
+	if r.last().At <= at+minutes.MaxAhead {
+		return
+	}
+
+	b.addBytes(r, r.close())
+	m := minutes.Minute{At: at, Counted: true, Last: r.last().Last}
+
+	for n := len(r.minutes) - 1; n >= 0 && r.minutes[n].At >= at; n-- {
+		later := &r.minutes[n]
+		m.Max = max(m.Max, later.Max)
+		m.Joins += later.Joins
+		m.Visitors.Merge(later.Visitors)
+
+		b.erase(r, n)
+		r.minutes = r.minutes[:n]
+	}
+	b.append(r, m)
+
+	b.markDirty(r)
+	r.written = min(r.written, at-1)
+	r.taken = min(r.taken, at-1)
 }
 
 func (b *pageHistory) add(page string) *pageMinutes {
@@ -301,6 +330,7 @@ func (b *pageHistory) endOfRun(until int64, now time.Time) {
 	at := minutes.Of(now)
 	all := make([]*pageMinutes, 0, len(b.pages))
 	for _, r := range b.pages {
+		b.rewind(r, at)
 		if last := r.last(); last.Last > 0 {
 			// The count ends with the process: a minute with 0 users at the end says so.
 			if end := min(max(until, last.At), at); end > last.At {
@@ -364,6 +394,11 @@ func (b *pageHistory) unwritten(at int64, end bool) (puts []put, done func()) {
 		// Others may have been erased during the write.
 		b.erased = b.erased[erased:]
 		for r, at := range written {
+			// The clock was set during the write, and the minutes were moved.
+			if at > r.taken {
+				continue
+			}
+
 			r.written = at
 			if r.written >= r.last().At {
 				delete(b.dirty, r)

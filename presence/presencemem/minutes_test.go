@@ -3,6 +3,7 @@ package presencemem
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -133,6 +134,66 @@ func TestMinutesAreBounded(t *testing.T) {
 			t.Errorf("the pages have %d bytes, and the history counts %d", sum, s.history.bytes)
 		}
 	})
+}
+
+// TestMinutesAfterTheClockWentBack: a clock was hours ahead, and was then set. The minutes of the present go on, in
+// memory and in the data directory.
+func TestMinutesAfterTheClockWentBack(t *testing.T) {
+	start := time.Unix(1_000_000*60, 0)
+	h := newPageHistory(Config{PageStats: time.Hour, PageStatsBytes: 1 << 20})
+	h.disk = true
+	file := map[string]minutes.Minute{}
+	write := func(at int64) func() {
+		puts, done := h.unwritten(at, false)
+		for _, p := range puts {
+			delete(file, string(p.key))
+			if p.value != nil && !bytes.Equal(p.key, untilKey) {
+				_, m, err := parseMinute(p.key, p.value)
+				if err != nil {
+					t.Fatal(err)
+				}
+				file[string(p.key)] = m
+			}
+		}
+		return done
+	}
+	count := func(users int64, after time.Duration) {
+		touched := map[*page]struct{}{{count: presence.Count{Page: "p", Users: users}}: {}}
+		h.remember(touched, []presence.Arrival{{User: presence.User(users), Page: "p"}}, start.Add(after))
+	}
+
+	count(1, 0)
+	write(1_000_001)()
+	count(2, 180*time.Minute)
+	count(3, 181*time.Minute)
+	done := write(1_000_182)
+	count(1, time.Minute) // the clock is set while they are written
+	done()
+	count(4, 2*time.Minute)
+	write(1_000_003)()
+
+	// A correction by a second: the minute before the last is written already.
+	count(5, 3*time.Minute)
+	write(1_000_004)()
+	count(6, 3*time.Minute)
+	write(1_000_004)()
+
+	want := []string{"0 1 1 +1", "1 3 1 +3", "2 4 4 +1", "3 6 6 +2"}
+	for name, list := range map[string][]minutes.Minute{
+		"memory": h.pages["p"].minutes, "file": slices.Collect(maps.Values(file)),
+	} {
+		var is []string
+		for _, m := range list {
+			if m.At == 1_000_003 && name == "memory" {
+				m.Joins += h.pages["p"].running.Joins
+			}
+			is = append(is, fmt.Sprintf("%d %d %d +%d", m.At-1_000_000, m.Max, m.Last, m.Joins))
+		}
+		slices.Sort(is)
+		if !slices.Equal(is, want) {
+			t.Errorf("the minutes in the %s are %q, want %q", name, is, want)
+		}
+	}
 }
 
 // A page that is forgotten while its minutes are written leaves nothing in the data directory.
