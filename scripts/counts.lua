@@ -145,6 +145,8 @@ for k = 7, #KEYS do
         end
         most = remembered(ended, page, updated, most, before, before + delta, second, area)
         area = present(area, updated, before, delta, second, millis)
+        -- At once: the page may be forgotten before it changes again, and would keep the users of the minute before.
+        if before + delta == 0 then addMinute(ended, page, math.floor(second / 60), most, 0, area) end
       else
         most = 0
       end

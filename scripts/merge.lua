@@ -126,6 +126,8 @@ for k = 4, to > cursor and #KEYS or 3 do
       if before ~= after then
         most = remembered(ended, w.page, updated, most or 0, before, after, tonumber(time[1]), area)
         area = present(area, updated, before, after - before, tonumber(time[1]), now % 1000)
+        -- as in counts.lua
+        if after == 0 then addMinute(ended, w.page, math.floor(time[1] / 60), most, 0, area) end
         seq, updated = seq + 1, tonumber(time[1])
         records[#records + 1] = countHead(#w.page) .. w.page .. countTail(after, updated, vinc, seq + offset)
       end

@@ -36,21 +36,24 @@ local function readPage(text, key)
   return unpackBytes(pageForm, text)
 end
 
+-- addMinute adds a minute to ended: unless page is nil the length of the page (2) and the page, then the 14 bytes of
+-- the minute, see remember.lua, and unless page is nil the area at its end (7).
+local function addMinute(ended, page, minute, most, last, area)
+  if page then ended[#ended + 1] = packBytes('>I2', #page) .. page end
+  ended[#ended + 1] = packBytes('>I4I5I5', minute, most, last)
+  if page then ended[#ended + 1] = packBytes('>I7', area) end
+end
+
 -- remembered returns the greatest total in the running minute, in which the total changes
 -- from before to after at now (in seconds). At the first change in a minute, it also adds the
--- last minute with a change to ended: unless page is nil the length of the page (2) and the page,
--- then the 14 bytes of the minute, see remember.lua, and unless page is nil the area at its end (7). most is the
--- greatest total in that minute, and updated the time of its last change; 0: there was none. A page
--- that becomes void counts as a change, too.
+-- last minute with a change to ended. most is the greatest total in that minute, and updated
+-- the time of its last change; 0: there was none. A page that becomes void counts as a change, too.
 local function remembered(ended, page, updated, most, before, after, now, area)
   if updated == 0 then return math.max(before, after) end
   local was = math.floor(updated / 60)
   if was < math.floor(now / 60) then
-    if page then ended[#ended + 1] = packBytes('>I2', #page) .. page end
-    ended[#ended + 1] = packBytes('>I4I5I5', was, math.max(most, before), before)
-    if page then
-      ended[#ended + 1] = packBytes('>I7', math.max(0, area + before * 1000 * (60 * was + 59 - updated)))
-    end
+    local atEnd = page and math.max(0, area + before * 1000 * (60 * was + 59 - updated))
+    addMinute(ended, page, was, math.max(most, before), before, atEnd)
     most = before
   end
   return math.max(most, before, after)

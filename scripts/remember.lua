@@ -11,7 +11,7 @@
 -- then per string the bytes to append and the area at the end of the minute (7), see present in page.lua; then per
 -- hash a field and a value
 -- Returns  1.
--- Safe to repeat: a reader treats two copies of a minute as one, and a day has each once. A string is cut only when
+-- Safe to repeat: two copies of a minute are one, for readers and for days. A string is cut only when
 -- it is a quarter longer than ARGV[2], so that it is cut rarely. O(minutes).
 --
 -- {b}:d:<page> is a string: the day of the last minute (3), and of that day: up to which minute counts are in it (4),
@@ -88,12 +88,25 @@ local function writeDay(d)
   redis.call('EXPIRE', d.key, (keep + 2) * 86400)
 end
 
+-- addMinute adds a minute to a string, and returns the length of that. The last one may be the same minute, see
+-- foldCount.
+local function addMinute(key, entry)
+  local last = redis.call('GETRANGE', key, -14, -1)
+  if string.sub(last, 1, 4) ~= string.sub(entry, 1, 4) then return redis.call('APPEND', key, entry) end
+  local minute, most, users = struct.unpack('>I4I5I5', last)
+  local _, more, is = struct.unpack('>I4I5I5', entry)
+  entry = struct.pack('>I4I5I5', minute, math.max(most, more), math.max(users, is))
+  return redis.call('SETRANGE', key, redis.call('STRLEN', key) - 14, entry)
+end
+
 local function foldCount(key, entry)
   local minute, max, last, area = struct.unpack('>I4I5I5I7', entry)
   local day = math.floor(minute / 1440)
   local d = readDay(key)
   begin(d, day)
-  if day == d.day and minute >= d.till then
+  -- A minute in which the last user left comes once more if somebody was back in it. That copy has users.
+  local older = minute + 1 == d.till and last < d.last
+  if day == d.day and minute + 1 >= d.till and not older then
     if 2 * area < d.area then
       d.base = d.base + d.area -- the page was forgotten, and began anew
     else
@@ -125,7 +138,7 @@ for k = 1, n + v do -- with foreign data the script fails here, before it writes
   if keep > 0 then readDay(KEYS[n + v + k]) end
 end
 for k = 1, n do
-  if redis.call('APPEND', KEYS[k], string.sub(ARGV[5 + k], 1, 14)) > most + most / 4 then
+  if addMinute(KEYS[k], string.sub(ARGV[5 + k], 1, 14)) > most + most / 4 then
     redis.call('SET', KEYS[k], redis.call('GETRANGE', KEYS[k], -most, -1))
   end
   redis.call('EXPIRE', KEYS[k], seconds)

@@ -40,6 +40,9 @@ func (s *Store) Days(ctx context.Context, page string, from int64) ([]minutes.Da
 	// The minute of the last change is folded when it has ended. Until then only the page's own string has it.
 	if updated := int64(n[0]); updated > 0 {
 		days.change(updated, int64(n[1]), int64(n[2]), int64(n[3]))
+	} else if last := len(days.list) - 1; last >= 0 {
+		// A page that is forgotten had no users. The process that should have reported that may have been killed.
+		days.list[last].Last = 0
 	}
 
 	return minutes.Since(days.list, from), nil
@@ -99,7 +102,8 @@ func (days *pageDays) change(updated, most, users, area int64) {
 		days.list = append(days.list, minutes.Day{At: at, Max: most, Presence: area, Until: until, Last: users})
 		return
 	}
-	if d.At > at || until < d.Until {
+	// Of the minute in which the last user left remember.lua may know that, and not who came later in it.
+	if d.At > at || (updated/60+1)*60_000 < d.Until {
 		return
 	}
 

@@ -94,10 +94,12 @@ func TestServerDaysAreThoseOfTheCalendar(t *testing.T) {
 		}
 	}
 
-	is, err := s.Days(t.Context(), page, 0)
+	// Not with Days, since the page itself is missing, as if it had been forgotten without users.
+	stored, err := parseDays([]byte(c.Get(t.Context(), at(t, s).daysKey(bucket, page)).Val()))
 	if err != nil {
 		t.Fatal(err)
 	}
+	is := stored.list
 
 	want.Trim(want.At() - keep)
 	must, err := want.Days(0)
@@ -341,5 +343,132 @@ func TestServerDaysBesideAnOlderRelease(t *testing.T) {
 	set(8)
 	if is := today(); is < 950_000*time.Second {
 		t.Errorf("the area in front of a pair was lost: %s", is)
+	}
+}
+
+// A page that everybody has left is forgotten after a while. Its minutes and days still say that nobody is there since.
+func TestServerNobodyIsOnAPageThatIsForgotten(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Config{
+		Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour,
+		PageDays: 400, Partitions: 1, RememberFor: time.Second,
+	})
+
+	claims, err := s.Claim(t.Context(), "n", []int{0}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := func(users int64) {
+		t.Helper()
+		change := presence.Change{
+			Claim: claims[0], Sequence: uint64(time.Now().UnixNano()),
+			Counts: []presence.PageUsers{{Page: "p", Users: users}},
+		}
+		if o := s.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
+			t.Fatal(o[0].Err)
+		}
+	}
+
+	bucket := presence.Bucket("p", s.cfg.Buckets)
+	key := at(t, s).pagePrefix(bucket) + "p"
+	set(3)
+	older(t, server, key, 2)
+	set(0)
+	testkit.Eventually(t, "the day is written, and the page is forgotten", func() bool {
+		day := server.Do(t, "EXISTS", at(t, s).daysKey(bucket, "p"))
+		return day == int64(1) && server.Do(t, "EXISTS", key) == int64(0)
+	})
+
+	days, err := s.Days(t.Context(), "p", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last := days[len(days)-1]; last.Last != 0 || last.Max != 3 || last.PersonMinutes() < 5 {
+		t.Errorf("the last day is %+v, want 3 users for two minutes and more, and then nobody", last)
+	}
+
+	list, err := s.Minutes(t.Context(), "p", minutes.Of(time.Now())-30)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last := list[len(list)-1]; last.Last != 0 || last.Max != 3 || len(list) < 2 {
+		t.Errorf("the last of %d minutes is %+v, want 3 users and then nobody", len(list), last)
+	}
+}
+
+// TestServerAMinuteIsReportedTwice: the last user leaves a page, which is reported at once, and others come in the same
+// minute. Its two reports are one minute, whatever order they come in.
+func TestServerAMinuteIsReportedTwice(t *testing.T) {
+	const day = 20_000
+	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), PageStats: time.Hour, PageDays: 10})
+	c, err := s.known(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	report := func(minute, most, users, area uint64) func(page string) {
+		entry := binary.BigEndian.AppendUint32(nil, uint32(day*minutes.MinutesOfDay+minute))
+		entry = appendNumber(appendNumber(appendNumber(entry, most, 5), users, 5), area, 7)
+		return func(page string) {
+			t.Helper()
+			b := presence.Bucket(page, s.cfg.Buckets)
+			run := s.minutes.countsPart([]endedMinute{{b, page, string(entry)}}).scriptRun
+			if err := s.conn.Run(t.Context(), []*scriptRun{run}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	first, left, ended := report(5, 1, 1, 30_000), report(7, 1, 0, 100_000), report(7, 4, 3, 130_000)
+
+	for page, order := range map[string][]func(page string){
+		"in order": {first, left, ended},
+		"swapped":  {first, ended, left},
+		"repeated": {first, left, left, ended, ended},
+	} {
+		for _, report := range order {
+			report(page)
+		}
+
+		b := presence.Bucket(page, s.cfg.Buckets)
+		days, err := parseDays([]byte(c.Get(t.Context(), at(t, s).daysKey(b, page)).Val()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := days.list[len(days.list)-1]
+		want := minutes.Day{At: day, Max: 4, Presence: 130_000, Last: 3}
+		want.Until = (day*minutes.MinutesOfDay + 8) * 60_000
+		if d != want {
+			t.Errorf("%s: the day is %+v, want %+v", page, d, want)
+		}
+
+		text := c.Get(t.Context(), at(t, s).minutesKey(b, page)).Val()
+		list, err := countedMinutes([]any{int64(1), int64(0), int64(0), text}, 0)
+		if last := list[len(list)-1]; err != nil || len(list) != 3 || last.Max != 4 || last.Last != 3 {
+			t.Errorf("%s: the minutes are %+v, %v; want two, the last with 4 users and 3 at its end", page, list, err)
+		}
+	}
+}
+
+// TestDaysHaveWhoComesBackInTheMinute: the report of a minute in which the last user left is folded. Who comes in the
+// rest of that minute is known by the page itself.
+func TestDaysHaveWhoComesBackInTheMinute(t *testing.T) {
+	const day, minute = 20_000, 20_000 * minutes.MinutesOfDay
+	days := pageDays{area: 5_000, list: []minutes.Day{
+		{At: day, Max: 1, Presence: 5_000, Until: (minute + 1) * 60_000},
+	}}
+
+	days.change(minute*60+30, 2, 2, 6_000)
+	want := minutes.Day{At: day, Max: 2, Presence: 6_000, Until: (minute*60 + 31) * 1000, Last: 2}
+	if d := days.list[0]; d != want {
+		t.Errorf("the day is %+v, want %+v", d, want)
+	}
+
+	// A page that did not change since has nothing to add.
+	days = pageDays{area: 5_000, list: []minutes.Day{want}}
+	days.list[0].Until = (minute + 2) * 60_000
+	before := days.list[0]
+	days.change(minute*60+30, 9, 9, 6_000)
+	if d := days.list[0]; d != before {
+		t.Errorf("the day is %+v, want %+v", d, before)
 	}
 }

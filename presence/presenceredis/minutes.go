@@ -408,11 +408,17 @@ func countedMinutes(reply []any, from int64) (list []minutes.Minute, err error) 
 	}
 
 	// The minute of the last change is in the page's own string. The list may have it already; equal copies do no harm.
-	if at := reply[0].(int64); at > 0 {
+	at := reply[0].(int64)
+	if at > 0 {
 		list = append(list, minutes.Minute{At: at, Counted: true, Max: reply[1].(int64), Last: reply[2].(int64)})
 	}
 
 	slices.SortStableFunc(list, func(a, b minutes.Minute) int { return int(a.At - b.At) })
+
+	// A page that is forgotten had no users. The process that should have reported that may have been killed.
+	if at == 0 && len(list) > 0 {
+		list[len(list)-1].Last = 0
+	}
 
 	first := 0
 	for first+1 < len(list) && list[first+1].At <= from {
