@@ -18,9 +18,12 @@
 -- the last count (5) and the greatest one (5), the areas of the page's former lives (7) and of this one (7), arrivals
 -- (5), visitors (5); then the day before it (3; 0: none), and from byte 45 on the days that are over, see
 -- minutes.AppendPast. What comes later than a minute of a later day counts on that day (arrivals) or not (counts).
+-- Arrivals of a day that has not begun by the clock of this server count on the running one.
 local seconds, most, n, v, keep = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local dayForm, dayHead = '>I3I4I5I5I7I7I5I5I3', 44
 local registersFor = 2 * 86400 -- seconds
+-- today is the running day by the clock of this server. A clock may be corrected by a minute.
+local today = math.floor((redis.call('TIME')[1] + 60) / 86400)
 
 local function varint(value)
   local text = ''
@@ -121,7 +124,8 @@ local function foldVisits(key, registers, spare, field, value)
   local day = math.floor(struct.unpack('>I4', field) / 1440)
   local joins, at = number(value, 1)
   local d = readDay(key)
-  begin(d, day)
+  -- The clock of the process may be ahead, and no day may end for the others because of that.
+  begin(d, math.min(day, today))
   d.joins = d.joins + joins
   if day == d.day and at <= #value then
     redis.call('SET', spare, string.sub(value, at))

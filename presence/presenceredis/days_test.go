@@ -472,3 +472,51 @@ func TestDaysHaveWhoComesBackInTheMinute(t *testing.T) {
 		t.Errorf("the day is %+v, want %+v", d, before)
 	}
 }
+
+// TestServerAClockAheadEndsNoDay: the clock of one process is days ahead. Its arrivals count today, and the counts of
+// the others go on.
+func TestServerAClockAheadEndsNoDay(t *testing.T) {
+	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), PageStats: time.Hour, PageDays: 10})
+	c, err := s.known(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := minutes.Of(time.Now())
+	today := now / minutes.MinutesOfDay
+	b := presence.Bucket("ahead", s.cfg.Buckets)
+
+	m := &s.minutes
+	arrive := func(u presence.User, at int64) {
+		t.Helper()
+		key := visit{"ahead", at}
+		m.mu.Lock()
+		m.visits[key] = &minutes.Visits{}
+		m.visits[key].Add(u)
+		run := m.visitsPartLocked(b, []visit{key}).scriptRun
+		delete(m.visits, key)
+		m.mu.Unlock()
+		if err := s.conn.Run(t.Context(), []*scriptRun{run}); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	arrive(1, now)
+	arrive(2, now+3*minutes.MinutesOfDay)
+	entry := binary.BigEndian.AppendUint32(nil, uint32(now))
+	entry = appendNumber(appendNumber(appendNumber(entry, 5, 5), 4, 5), 60_000, 7)
+	counts := m.countsPart([]endedMinute{{b, "ahead", string(entry)}}).scriptRun
+	if err := s.conn.Run(t.Context(), []*scriptRun{counts}); err != nil {
+		t.Fatal(err)
+	}
+
+	days, err := parseDays([]byte(c.Get(t.Context(), at(t, s).daysKey(b, "ahead")).Val()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := minutes.Day{
+		At: today, Max: 5, Presence: 60_000, Until: (now + 1) * 60_000, Last: 4, Joins: 2, Visitors: 1,
+	}
+	if len(days.list) != 1 || days.list[0] != want {
+		t.Errorf("the days are %+v, want %+v", days.list, want)
+	}
+}
