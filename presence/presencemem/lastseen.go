@@ -54,6 +54,8 @@ func (l *lastSeen) departed(u presence.User, at time.Time) {
 	last, known := l.users.Peek(u)
 	// Changes of several owners, and a replayed log, may come in another order.
 	newer := !known || last < at.Unix()
+	// Nobody has departed in the future: the clock was ahead, and was set.
+	newer = newer || last > time.Now().Unix()
 	if l.retention > 0 && newer {
 		l.users.Add(u, at.Unix())
 		l.mark(u)

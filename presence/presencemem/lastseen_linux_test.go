@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -109,6 +110,21 @@ func TestLastSeenOverRestarts(t *testing.T) {
 	s = restart(s, Config{LastSeen: time.Hour})
 	defer s.Close()
 	wantSeen(t, "after a start without the setting", s, users, never, never, never, never)
+}
+
+// TestLastSeenAfterTheClockWentBack: a clock was hours ahead, and was then set. Who leaves now was last here now.
+func TestLastSeenAfterTheClockWentBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLastSeen(Config{LastSeen: 24 * time.Hour, MaxLastSeen: 10})
+		now := time.Now()
+
+		l.departed(1, now.Add(8*time.Hour))
+		l.departed(1, now)
+		l.departed(1, now.Add(-time.Minute)) // the report of another owner, which comes late
+		if at, _ := l.users.Peek(1); at != now.Unix() {
+			t.Errorf("the user was last here %s from now, want now", time.Unix(at, 0).Sub(now))
+		}
+	})
 }
 
 // A write frees the memory of old departures.
