@@ -303,9 +303,13 @@ func (o *sender) attempt(ctx context.Context, m message) (a attempt, err error) 
 		return a, err
 	}
 	defer resp.Body.Close()
-	_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer) // so that the connection can be reused
 
 	a.status = resp.StatusCode
+	// The client's time limit does not cover the body of a 101, which is the connection itself.
+	if a.status != http.StatusSwitchingProtocols {
+		_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer) // so that the connection can be reused
+	}
+
 	seconds, malformed := strconv.Atoi(resp.Header.Get("Retry-After"))
 	if malformed == nil && seconds > 0 {
 		// A receiver cannot put its events off for longer than failures do.

@@ -233,12 +233,15 @@ func newWorld(t *testing.T, hooks ...string) *world {
 }
 
 // start starts a process that serves everything.
-func (w *world) start() (stop func()) {
+func (w *world) start() (stop func()) { return w.startOver(w.receiver) }
+
+// startOver is start with other connections to receivers.
+func (w *world) startOver(transport http.RoundTripper) (stop func()) {
 	w.registry = prometheus.NewRegistry()
 	s := webhook.New(webhook.Config{
 		Hooks: w.hooks, Keys: keys, Store: w.store, Pages: w.house, Users: w.crowd, Counters: w.counters,
 		Settle:    settle,
-		Transport: w.receiver, Registerer: w.registry, Log: zerolog.Nop(),
+		Transport: transport, Registerer: w.registry, Log: zerolog.Nop(),
 	})
 	w.service = s
 

