@@ -446,7 +446,7 @@ func (r *round) judge(s subject, c presence.Count, read bool) {
 		r.judgePeak(s, t, c)
 		return
 	case s.hook.condition == everyCount:
-		r.judgeCount(s, t, c)
+		r.judgeCount(s, t, c, read)
 		return
 	}
 
@@ -467,14 +467,16 @@ func (r *round) judge(s subject, c presence.Count, read bool) {
 	}
 }
 
-// judgeCount reports a count that differs from the one last reported, and not sooner than every after that.
-func (r *round) judgeCount(s subject, t *state, c presence.Count) {
+// judgeCount reports a count that differs from the one last reported, and not sooner than every after that. read says
+// that the count was read just now.
+func (r *round) judgeCount(s subject, t *state, c presence.Count, read bool) {
 	last := parseReportedCount(t.reported)
 	next := last.at.Add(s.hook.every)
 
-	// A publication may be older than the count that was read for the last event.
-	isOld := c.Version.Compare(last.version) < 0
-	changed := c.Users != last.users && !isOld
+	changed := c.Users != last.users
+	// A publication may be older than the count of the last event, or a clock that went back has given all counts lower
+	// versions. Only a read tells.
+	isUnsure := !read && c.Version.Compare(last.version) < 0
 	// Clocks differ, and are set: the last event may have a time that is far ahead.
 	isRecent := r.now.Sub(last.at).Abs() < s.hook.every
 	// Nobody need know any more when the last event was, so the state can go when the interval is over.
@@ -483,6 +485,8 @@ func (r *round) judgeCount(s subject, t *state, c presence.Count) {
 	switch {
 	case waits:
 		r.pages.set(s, t, next)
+	case changed && isUnsure:
+		r.pages.set(s, t, r.now)
 	case changed:
 		r.change(s, t, c, reportedCount{c.Users, c.Version, r.now}.String())
 	case empty: // the interval is over, so that nothing need be remembered of the page

@@ -450,6 +450,27 @@ func TestACountDoesNotWaitForAnotherClock(t *testing.T) {
 	})
 }
 
+// A server that comes back with a clock of before gives counts lower versions. They do not wait until it has caught up
+// with what was reported before.
+func TestCountsOfAClockThatWentBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "count:*@5s=http://r.test/")
+		before := fmt.Sprint("1 2-1 ", time.Now().Add(-time.Minute).UnixMilli())
+		change := webhook.Change{Hook: w.hooks[0].ID, Subject: "p", Is: before}
+		if _, _, err := w.store.Report(t.Context(), []webhook.Change{change}); err != nil {
+			t.Fatal(err)
+		}
+		defer w.start()()
+		w.put("p", 2, false)
+		time.Sleep(2 * settle)
+		w.want("page.count p 2")
+
+		w.set("p", 3)
+		time.Sleep(2 * settle)
+		w.want("page.count p 3")
+	})
+}
+
 // However often counts change, and whichever process notices: there is at most one event of a page in each interval,
 // each is newer than the one before, and the last has the last count.
 func TestEveryCountIsThrottled(t *testing.T) {
