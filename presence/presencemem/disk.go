@@ -411,8 +411,11 @@ func (d *transaction) puts() []put {
 	for _, k := range d.newest {
 		add(keysBucket, string(k.hash[:]), binary.BigEndian.AppendUint64(nil, uint64(k.until)))
 	}
-	for _, k := range d.base.oldest[:d.forgotten] {
-		add(keysBucket, string(k.hash[:]), nil)
+	for hash := range d.gone {
+		_, again := d.keys[hash]
+		if !again {
+			add(keysBucket, string(hash[:]), nil)
+		}
 	}
 
 	// In the order of the file, so that neighbours are written together.

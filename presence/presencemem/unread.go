@@ -76,10 +76,11 @@ type transaction struct {
 	pages       map[string]*transactionPage
 	records     map[unread.User]*unread.Record // the zero record: it is forgotten
 	keys        map[[16]byte]struct{}
-	newest      []idempotencyKey // keys, in their order
-	forgotten   int              // number of keys forgotten from the front of base.oldest
-	emptied     []emptyRecord    // records that have no follows after the transaction, in no order
-	passed      int              // number of elements taken from the front of base.empty
+	newest      []idempotencyKey      // keys, in their order
+	forgotten   int                   // number of keys forgotten from the front of base.oldest
+	gone        map[[16]byte]struct{} // these keys, which may be among newest again
+	emptied     []emptyRecord         // records that have no follows after the transaction, in no order
+	passed      int                   // number of elements taken from the front of base.empty
 	incarnation uint64
 }
 
@@ -98,6 +99,7 @@ func newTransaction(was *unreadState, now time.Time) *transaction {
 		pages:       map[string]*transactionPage{},
 		records:     map[unread.User]*unread.Record{},
 		keys:        map[[16]byte]struct{}{},
+		gone:        map[[16]byte]struct{}{},
 	}
 }
 
@@ -160,7 +162,10 @@ func (d *transaction) change(page string, c unread.Change) {
 // remember adds the key and reports whether it is new. It forgets keys of base only: a
 // transaction has fewer keys than maxKeys, and lasts less than KeyFor.
 func (d *transaction) remember(key [16]byte) bool {
-	if _, known := d.base.keys[key]; known {
+	d.forgetKeys() // also this one, if its time is over
+	_, known := d.base.keys[key]
+	_, gone := d.gone[key]
+	if known && !gone {
 		return false
 	}
 	// Two calls with one key may be in one transaction.
@@ -170,16 +175,22 @@ func (d *transaction) remember(key [16]byte) bool {
 
 	d.keys[key] = struct{}{}
 	d.newest = append(d.newest, idempotencyKey{key, d.now.Add(unread.KeyFor).Unix()})
-
-	for oldest := d.base.oldest[d.forgotten:]; len(oldest) > 0; oldest = oldest[1:] {
-		fits := len(oldest)+len(d.newest) <= maxKeys
-		if fits && oldest[0].until > d.now.Unix() {
-			break
-		}
-		d.forgotten++
-	}
+	d.forgetKeys() // there is one more now
 
 	return true
+}
+
+// forgetKeys forgets the keys of base whose time is over, and the oldest beyond maxKeys.
+func (d *transaction) forgetKeys() {
+	for _, oldest := range d.base.oldest[d.forgotten:] {
+		fits := len(d.base.oldest)-d.forgotten+len(d.newest) <= maxKeys
+		if fits && oldest.until > d.now.Unix() {
+			return
+		}
+
+		d.gone[oldest.hash] = struct{}{}
+		d.forgotten++
+	}
 }
 
 // save replaces old with r and returns r's new version.

@@ -100,3 +100,41 @@ func TestRecordsWithoutFollowsAreFew(t *testing.T) {
 		t.Error("the newest record is forgotten")
 	}
 }
+
+// TestAKeyIsForgottenAfterADay: the same key counts again then, also if no other key came in the meantime.
+func TestAKeyIsForgottenAfterADay(t *testing.T) {
+	for name, open := range map[string]func(t *testing.T) *Store{
+		"memory":         func(*testing.T) *Store { return New(Config{}) },
+		"data directory": func(t *testing.T) *Store { return reopen(t, t.TempDir()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := open(t)
+				if s.dir != "" {
+					defer s.Close()
+				}
+
+				changes := func(want int64) {
+					t.Helper()
+					if err := s.Change(t.Context(), "p", unread.Change{Key: "every week"}); err != nil {
+						t.Fatal(err)
+					}
+					if n := s.unread.pages["p"].level.All; n != want {
+						t.Errorf("%d changes, want %d", n, want)
+					}
+				}
+
+				changes(1)
+				time.Sleep(unread.KeyFor - time.Minute)
+				changes(1)
+				time.Sleep(2 * time.Minute)
+				changes(2)
+				time.Sleep(time.Hour)
+				changes(2)
+				if n := len(s.unread.keys); n != 1 || len(s.unread.oldest) != 1 {
+					t.Errorf("%d keys are known, and %d in their order, want one", n, len(s.unread.oldest))
+				}
+			})
+		})
+	}
+}
