@@ -231,8 +231,9 @@ func (fs *FollowService) Notifications(
 		one := &list[i]
 		place := places[one.Page]
 
-		// Leave out the note of a change that the user has seen or made.
-		if note.All > s.Levels[place].All-one.Count && note.All != s.Owns[place].Last {
+		// Leave out the note of a change that the user has seen or may have made: only the user's last change is known.
+		isUnread := note.All > s.Levels[place].All-one.Count
+		if isUnread && note.All > s.Owns[place].Last {
 			one.Title, one.URL = note.Title, note.URL
 		}
 	}

@@ -95,6 +95,12 @@ func notifications(t *testing.T, s Store) {
 	change(t, s, z, unread.Change{})
 	change(t, s, z, unread.Change{By: &u, Title: "own"})
 	is(9, 1, unread.Notification{Page: z, Count: 1})
+
+	// Nor is the title of an own change shown after one more own change.
+	change(t, s, z, unread.Change{})
+	change(t, s, z, unread.Change{By: &u, Title: "own"})
+	change(t, s, z, unread.Change{By: &u})
+	is(9, 2, unread.Notification{Page: z, Count: 2})
 }
 
 func maxFollows(t *testing.T, s Store) {
