@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"headcount/internal/outage"
@@ -23,36 +24,63 @@ var ErrTooMany = fmt.Errorf("%w follows: a user may follow %d pages; unfollow so
 	presence.ErrTooMany, MaxFollows)
 
 // FollowService reads and changes the follows of users. Any goroutine may use it.
+//
+// It changes the follows of one user one after another, so that only other processes cause conflicts. Users do not wait
+// for each other.
 type FollowService struct {
 	store Store
-	turns [turns]chan struct{} // locks, indexed by the first byte of the user's hash
+
+	mu    sync.Mutex
+	turns map[User]*turn // of the users of calls in progress
 }
 
-// turns is how many users' follows one FollowService changes at once. It changes the
-// follows of one user one after another, so that only other processes cause conflicts.
-const turns = 256
+// turn is held by the call that changes a user's follows.
+type turn struct {
+	held  chan struct{} // has one element while a call holds the turn
+	calls int           // that hold it or wait for it; guarded by FollowService.mu
+}
 
 // NewFollowService returns a FollowService over the store.
 func NewFollowService(store Store) *FollowService {
-	fs := &FollowService{store: store}
-
-	for i := range fs.turns {
-		fs.turns[i] = make(chan struct{}, 1)
-	}
-
-	return fs
+	return &FollowService{store: store, turns: map[User]*turn{}}
 }
 
 // turn waits until the caller may change the user's follows. The caller must call end.
 func (fs *FollowService) turn(ctx context.Context, user User) (end func(), err error) {
-	// Users who share a turn wait for each other, which is seldom and short.
-	t := fs.turns[int(user[0])%turns]
+	t := fs.join(user)
 
 	select {
-	case t <- struct{}{}:
-		return func() { <-t }, nil
+	case t.held <- struct{}{}:
+		return func() { <-t.held; fs.leave(user, t) }, nil
 	case <-ctx.Done():
+		fs.leave(user, t)
 		return nil, errCrowded
+	}
+}
+
+// join adds a call to a user's turn.
+func (fs *FollowService) join(user User) *turn {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+
+	t := fs.turns[user]
+	if t == nil {
+		t = &turn{held: make(chan struct{}, 1)}
+		fs.turns[user] = t
+	}
+	t.calls++
+
+	return t
+}
+
+// leave ends a join.
+func (fs *FollowService) leave(user User, t *turn) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+
+	t.calls--
+	if t.calls == 0 {
+		delete(fs.turns, user)
 	}
 }
 
