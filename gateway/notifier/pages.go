@@ -98,7 +98,7 @@ func (s *Sums) updateRecord(u presence.Update) {
 		return // it is read already
 	}
 
-	s.staleUsers[f] = struct{}{}
+	s.staleUsers[f] = 0
 	wake.Signal(s.wake)
 }
 
@@ -156,7 +156,10 @@ func (s *Sums) countLocked(p *page, read unread.Level) (isComplete bool) {
 
 // askLocked has Run read the authors of a page.
 func (s *Sums) askLocked(p *page) {
-	s.stalePages[p] = struct{}{}
+	// A page whose read failed waits for its turn.
+	if _, waits := s.stalePages[p]; !waits {
+		s.stalePages[p] = 0
+	}
 	wake.Signal(s.wake)
 }
 

@@ -57,19 +57,44 @@ func (s *Sums) catchUp(ctx context.Context) error {
 	}
 }
 
-// todo returns stale users, at most readUsers, and all stale pages.
+// todo returns stale users, at most readUsers, and all stale pages. What could not be read before comes one by one, and
+// only when nothing else is left: it may fail for long, and must not hold up the others.
 func (s *Sums) todo() (users []*Sum, pages []*page) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	for f := range s.staleUsers {
-		if len(users) == readUsers {
-			break
+	for f, failed := range s.staleUsers {
+		if failed == 0 && len(users) < readUsers {
+			users = append(users, f)
 		}
-		users = append(users, f)
 	}
-	for p := range s.stalePages {
-		pages = append(pages, p)
+	for p, failed := range s.stalePages {
+		if failed == 0 {
+			pages = append(pages, p)
+		}
+	}
+
+	if len(users)+len(pages) == 0 {
+		return s.failedLocked()
+	}
+	return users, pages
+}
+
+// failedLocked returns the stale user or page whose read failed longest ago, so that each gets its turn.
+func (s *Sums) failedLocked() (users []*Sum, pages []*page) {
+	first := s.failures + 1
+	for f, failed := range s.staleUsers {
+		if failed < first {
+			first = failed
+			users = []*Sum{f}
+		}
+	}
+	for p, failed := range s.stalePages {
+		if failed < first {
+			first = failed
+			users = nil
+			pages = []*page{p}
+		}
 	}
 
 	return users, pages
@@ -96,11 +121,14 @@ func (s *Sums) readUsers(ctx context.Context, users []*Sum) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
+	if err != nil {
+		s.failures++
+	}
 	for i, f := range users {
 		switch {
 		case s.users[f.user] != f: // the user has gone
 		case err != nil:
-			s.staleUsers[f] = struct{}{}
+			s.staleUsers[f] = s.failures
 		default:
 			s.replace(f, states[i])
 		}
@@ -133,7 +161,8 @@ func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 		return err
 	}
 	if err != nil {
-		s.stalePages[p] = struct{}{}
+		s.failures++
+		s.stalePages[p] = s.failures
 		return err
 	}
 
@@ -201,7 +230,10 @@ func (s *Sums) StoreBack() {
 	defer s.mu.Unlock()
 
 	for _, f := range s.users {
-		s.staleUsers[f] = struct{}{}
+		s.staleUsers[f] = 0
+	}
+	for p := range s.stalePages {
+		s.stalePages[p] = 0
 	}
 	wake.Signal(s.wake)
 }

@@ -64,11 +64,15 @@ type Sums struct {
 	mu         sync.Mutex
 	users      map[unread.User]*Sum
 	pages      map[string]*page
-	staleUsers map[*Sum]struct{}  // users whom Run must read
-	stalePages map[*page]struct{} // pages whose authors Run must read
-	entering   *gathering         // new users for the next read; nil: none
-	reading    bool               // a read of new users is in flight
+	staleUsers map[*Sum]failure  // users whom Run must read
+	stalePages map[*page]failure // pages whose authors Run must read
+	entering   *gathering        // new users for the next read; nil: none
+	failures   failure           // reads by Run that failed
+	reading    bool              // a read of new users is in flight
 }
+
+// failure numbers the reads that failed, in order; 0: none.
+type failure uint64
 
 // Sum has the follows of one user, and the number of unread changes.
 type Sum struct {
@@ -103,8 +107,8 @@ func New(cfg Config) *Sums {
 		wake:       make(chan struct{}, 1),
 		users:      map[unread.User]*Sum{},
 		pages:      map[string]*page{},
-		staleUsers: map[*Sum]struct{}{},
-		stalePages: map[*page]struct{}{},
+		staleUsers: map[*Sum]failure{},
+		stalePages: map[*page]failure{},
 	}
 	s.followService = unread.NewFollowService(cfg.Store)
 
@@ -132,7 +136,7 @@ func (s *Sums) Enter(ctx context.Context, user unread.User) *Sum {
 	if err == nil {
 		s.replace(f, state)
 	} else {
-		s.staleUsers[f] = struct{}{} // Run tries again
+		s.staleUsers[f] = 0 // Run tries again
 		wake.Signal(s.wake)
 	}
 
@@ -320,7 +324,7 @@ func (s *Sums) replace(f *Sum, state unread.State) {
 	}
 	if f.doubts(state.Version) {
 		f.version = state.Version // so that the next read is applied, if it finds the same
-		s.staleUsers[f] = struct{}{}
+		s.staleUsers[f] = 0
 		wake.Signal(s.wake)
 		return
 	}
