@@ -30,8 +30,9 @@ type Counters interface {
 
 // Users knows who is present. A member of the cluster implements it.
 type Users interface {
-	// Users returns the states of up to presence.MaxAsked users, in their order.
-	Users(ctx context.Context, users []presence.User) ([]presence.UserState, error)
+	// Present returns which of up to presence.MaxAsked users are on a page. It leaves out those whose owners do not
+	// answer.
+	Present(ctx context.Context, users []presence.User) map[presence.User]bool
 	// Connected returns the users who are on a page by a connection to this process, with their qualified names. A user
 	// with several connections may come several times.
 	Connected() iter.Seq2[presence.User, string]

@@ -22,11 +22,15 @@ const (
 	// maxUsers bounds the users that wait to be judged. Beyond it, a user is left out until the next scan.
 	maxUsers = 100_000
 
-	usersEvery = time.Second     // between two rounds
-	askTimeout = 3 * time.Second // for the owners of users' partitions
+	usersEvery = time.Second // between two rounds
+	// askTimeout is for the owners of users' partitions: when one is silent, the answers of others are not late yet.
+	askTimeout = leastLate / 2
 )
 
-var errChanged = errors.New("another process has reported a user meanwhile")
+var (
+	errChanged = errors.New("another process has reported a user meanwhile")
+	errSilent  = errors.New("the owner of a user does not answer")
+)
 
 // users reports users who come and go, see the package.
 type users struct {
@@ -98,14 +102,9 @@ func (u *users) repeat(ctx context.Context, every time.Duration, do func(context
 func (u *users) round(ctx context.Context, now time.Time) (err error) {
 	names := u.takeDue(now)
 	for some := range slices.Chunk(slices.Collect(maps.Keys(names)), presence.MaxAsked) {
-		failed := u.judge(ctx, some, names)
-		if failed == nil {
-			continue
-		}
-
+		unjudged, failed := u.judge(ctx, some, names)
 		err = errors.Join(err, failed)
-		// The whole chunk: it is not known which of its changes were made.
-		for _, user := range some {
+		for _, user := range unjudged {
 			u.judgeLater(user, names[user], now)
 		}
 	}
@@ -144,19 +143,19 @@ func (u *users) takeDue(now time.Time) map[presence.User]string {
 }
 
 // judge compares users with their reported states and reports the differences. names has the names of those that came.
-func (u *users) judge(ctx context.Context, some []presence.User, names map[presence.User]string) error {
+// With an error it returns the users that have to be judged again.
+func (u *users) judge(
+	ctx context.Context, some []presence.User, names map[presence.User]string,
+) (again []presence.User, err error) {
 	seen := time.Now()
 	changes := u.questions(some, names)
 	// Read the states before asking the owner: if a user arrives after the owner's answer, the arrival replaces the
 	// state, and the change below is refused.
 	states, _, err := report(ctx, u.service.cfg.Store, changes)
 	if err != nil {
-		return err
+		return some, err
 	}
-	present, err := u.present(ctx, some)
-	if err != nil {
-		return err
-	}
+	present := u.present(ctx, some)
 
 	for i, state := range states {
 		c := &changes[i]
@@ -166,8 +165,9 @@ func (u *users) judge(ctx context.Context, some []presence.User, names map[prese
 		user := userOf(c.Subject)
 		name := names[user]
 		came := name != ""
-		if came != present[user] {
-			continue // the user has left or returned since, and another call reports that
+		is, answered := present[user]
+		if !answered || came != is {
+			continue // no answer, or the user has left or returned since, and another call reports that
 		}
 		if came {
 			u.comes(c, name)
@@ -184,8 +184,25 @@ func (u *users) judge(ctx context.Context, some []presence.User, names map[prese
 			err = errChanged
 		}
 	}
+	// All of them: it is not known which changes were made.
+	if err != nil {
+		return some, err
+	}
 
-	return err
+	return silent(some, present)
+}
+
+// silent returns the users whose owners have not answered, with an error if there are any.
+func silent(asked []presence.User, present map[presence.User]bool) (silent []presence.User, err error) {
+	for _, user := range asked {
+		_, answered := present[user]
+		if !answered {
+			silent = append(silent, user)
+			err = errSilent
+		}
+	}
+
+	return silent, err
 }
 
 // questions returns changes that only read the reported states of users.
@@ -250,13 +267,8 @@ func (u *users) scanReported(ctx context.Context, now time.Time) error {
 		}
 
 		for some := range slices.Chunk(online, presence.MaxAsked) {
-			present, err := u.present(ctx, some)
-			if err != nil {
-				return err
-			}
-
-			for _, user := range some {
-				if !present[user] {
+			for user, is := range u.present(ctx, some) {
+				if !is {
 					// Not at once, since the user may be on the way to another page.
 					u.judgeLater(user, "", now.Add(u.service.cfg.Settle))
 				}
@@ -309,31 +321,21 @@ func (u *users) judgeUnreported(ctx context.Context, names map[presence.User]str
 
 	// Several hooks may lack a user.
 	slices.Sort(unreported)
-	err = u.judge(ctx, slices.Compact(unreported), names)
-	// The user has just arrived, and another call has reported that.
-	if errors.Is(err, errChanged) {
+	_, err = u.judge(ctx, slices.Compact(unreported), names)
+	// The user has just arrived, and another call has reported that; or the next scan finds the user again.
+	if errors.Is(err, errChanged) || errors.Is(err, errSilent) {
 		return nil
 	}
 
 	return err
 }
 
-// present returns which of up to presence.MaxAsked users are on a page, as the owners of their partitions know.
-func (u *users) present(ctx context.Context, some []presence.User) (map[presence.User]bool, error) {
+// present returns which of up to presence.MaxAsked users are on a page, of those whose owners answer in time.
+func (u *users) present(ctx context.Context, some []presence.User) map[presence.User]bool {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 
-	states, err := u.service.cfg.Users.Users(ctx, some)
-	if err != nil {
-		return nil, err
-	}
-
-	present := map[presence.User]bool{}
-	for i, state := range states {
-		present[some[i]] = !state.Since.IsZero()
-	}
-
-	return present, nil
+	return u.service.cfg.Users.Present(ctx, some)
 }
 
 // userOf returns the user with a subject.

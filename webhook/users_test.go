@@ -2,7 +2,6 @@ package webhook_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"maps"
@@ -23,7 +22,8 @@ type crowd struct {
 	present   map[presence.User]bool
 	connected map[presence.User]string // to this process, with their names
 	away      bool
-	asked     func() // called between the reading of an answer and its return; may be nil
+	silent    presence.User // whose owner does not answer; 0: all answer
+	asked     func()        // called between the reading of an answer and its return; may be nil
 }
 
 func (c *crowd) Connected() iter.Seq2[presence.User, string] {
@@ -33,29 +33,32 @@ func (c *crowd) Connected() iter.Seq2[presence.User, string] {
 	return maps.All(maps.Clone(c.connected))
 }
 
-func (c *crowd) Users(_ context.Context, users []presence.User) ([]presence.UserState, error) {
+func (c *crowd) Present(ctx context.Context, users []presence.User) map[presence.User]bool {
 	c.mu.Lock()
-	states := make([]presence.UserState, len(users))
-	for i, u := range users {
-		if c.present[u] {
-			states[i].Since = time.Now()
+	present := map[presence.User]bool{}
+	isSilent := false
+	for _, u := range users {
+		present[u] = c.present[u]
+		if u == c.silent {
+			delete(present, u)
+			isSilent = true
 		}
 	}
 
 	away, asked := c.away, c.asked
 	c.mu.Unlock()
 
-	if away {
-		return nil, presence.ErrNotOwner
+	if away || len(users) > presence.MaxAsked {
+		return nil
 	}
-	if len(users) > presence.MaxAsked {
-		return nil, errors.New("asked about too many users")
+	if isSilent {
+		<-ctx.Done()
 	}
 	if asked != nil {
 		asked()
 	}
 
-	return states, nil
+	return present
 }
 
 func (c *crowd) set(do func()) {
@@ -219,6 +222,29 @@ func TestUsersWhileTheStoreIsAway(t *testing.T) {
 			})
 		})
 	}
+}
+
+// While the owner of one user does not answer, others are reported. When it answers again, so is that user.
+func TestASilentOwnerHoldsUpNoOtherUsers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "user:*=http://r.test/")
+		defer w.start()()
+		w.come(1, "ann")
+		w.come(2, "bob")
+		time.Sleep(soon)
+		w.want("user.online ann", "user.online bob")
+
+		w.crowd.set(func() { w.silent = 2 })
+		w.leave(2)
+		w.come(3, "cid")
+		w.leave(1)
+		time.Sleep(time.Minute)
+		w.want("user.online cid", "user.offline ann")
+
+		w.crowd.set(func() { w.silent = 0 })
+		time.Sleep(time.Minute)
+		w.want("user.offline bob")
+	})
 }
 
 // shakyStore makes a change, or does not, and then returns an error in either case.

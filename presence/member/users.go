@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -75,6 +76,44 @@ func (m *Member) usersOf(ctx context.Context, owner string, users []presence.Use
 		return m.parts.Node.Users(ctx, users)
 	}
 	return m.parts.Calls.Users(ctx, owner, users)
+}
+
+// Present returns which of up to presence.MaxAsked users are on a page, by one call for each owner of their partitions.
+// It leaves out those whose owner is not known, or does not answer.
+func (m *Member) Present(ctx context.Context, users []presence.User) map[presence.User]bool {
+	t := m.table.Load()
+	if t == nil {
+		return nil
+	}
+
+	of := map[string][]presence.User{} // by owner
+	for _, u := range users {
+		owner, ok := t.Node(u.Partition(m.partitions))
+		if ok {
+			of[owner] = append(of[owner], u)
+		}
+	}
+
+	var mu sync.Mutex
+	present := map[presence.User]bool{}
+	var calls sync.WaitGroup
+	for owner, some := range of {
+		calls.Go(func() {
+			states, err := m.usersOf(ctx, owner, some)
+			if err != nil {
+				return
+			}
+
+			mu.Lock()
+			defer mu.Unlock()
+			for i, state := range states {
+				present[some[i]] = !state.Since.IsZero()
+			}
+		})
+	}
+	calls.Wait()
+
+	return present
 }
 
 // Connected returns the users who are on a page by a connection to this process, with their qualified names. A user
