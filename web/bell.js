@@ -2,8 +2,6 @@
 // The larger half of <unread-bell>: a button with a bell, the number on it. The other
 // half is in live.js; headcount.js loads both when a page has a bell.
 
-import { dress } from './live.js';
-
 const STYLE = `
   button { all: unset; position: relative; display: inline-flex; align-items: center; justify-content: center; min-width: 24px; min-height: 24px; cursor: pointer; }
   button:focus-visible { outline: 2px solid; outline-offset: 2px; border-radius: 4px; }
@@ -15,14 +13,16 @@ const STYLE = `
   }
 `;
 
+let retry = ''; // browsers remember that a file could not be loaded, so the next attempt has another name
+
 /**
  * Puts the number of an <unread-bell> on a button; a click opens the list, unless the page
  * prevents that.
  * @param {import('./live.js').Parts} parts
  */
 export default function bell(parts) {
-  const { element, headcount, root, number, show, signal } = parts;
-  const button = number.closest('button') ?? draw(root, number);
+  const { element, headcount, number, show, signal } = parts;
+  const button = number.closest('button') ?? draw(parts);
   const name = () =>
     button.setAttribute(
       'aria-label',
@@ -39,14 +39,21 @@ export default function bell(parts) {
   button.setAttribute('aria-haspopup', 'dialog');
   button.setAttribute('aria-expanded', 'false');
   const click = () => {
-    if (element.dispatchEvent(new CustomEvent('open', { cancelable: true })))
-      import('./list.js').then(({ default: toggle }) => signal.aborted || toggle(parts, button)).catch(console.error);
+    if (!element.dispatchEvent(new CustomEvent('open', { cancelable: true }))) return;
+    const file = `./list.js${retry}`;
+    import(file).then(
+      ({ default: toggle }) => signal.aborted || toggle(parts, button),
+      (error) => {
+        retry += '?1'; // for the next click
+        console.error(error);
+      },
+    );
   };
   button.addEventListener('click', click, { signal });
 }
 
 /** Draws the button around the number. */
-function draw(/** @type {ShadowRoot} */ root, /** @type {HTMLElement} */ number) {
+function draw(/** @type {import('./live.js').Parts} */ { root, number, dress }) {
   dress(root, STYLE);
 
   const draw = (/** @type {string} */ name, /** @type {Record<string, string>} */ attributes) => {

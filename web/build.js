@@ -43,7 +43,7 @@ async function naming(name) {
   for (const part of loads) {
     if (!text.includes(`./${part}`)) continue;
     const hash = createHash('sha256').update(await served(part)).digest('hex').slice(0, 8);
-    text = text.replace(new RegExp(`(from '|import\\(['"]|file = \`)\\./${part}`, 'g'), `$1./${part}?${hash}`);
+    text = text.replace(new RegExp(`(['"\`])\\./${part}`, 'g'), `$1./${part}?${hash}`);
   }
   return text;
 }
@@ -61,8 +61,6 @@ export async function served(name) {
       unsafe_arrows: true,
       pure_getters: true,
       keep_fargs: false,
-      reduce_funcs: false,
-      inline: 1,
     },
     mangle: { properties: { regex: /^_/ } },
   });
@@ -77,11 +75,13 @@ export async function served(name) {
 export async function packed(name) {
   const text = await source(name);
   const literal = [/ *const file = `\.\/(\w+)\.js.*\n([^]*?)import\(file\)/, "$2import('./$1.js')"];
+  const elements = PARTS.filter((part) => part !== 'list.js').map((part) => `'./${part}': () => import('./${part}')`);
+  const parts = ['import(name)', `/** @type {any} */ ({ ${elements.join(', ')} })[file]()`];
   const nowhere = [
     /new URL\('\.\.', import\.meta\.url\); \/\/.*/,
     `'none: write <live-count server="https://counter.example.com">, or set Headcount.defaults = { server }';`,
   ];
-  const changes = { 'client.js': [literal, nowhere], 'hub.js': [literal] }[name] ?? [];
+  const changes = { 'bell.js': [literal], 'client.js': [parts, nowhere], 'hub.js': [literal] }[name] ?? [];
   return changes.reduce((made, [from, to]) => {
     const changed = made.replace(from, to);
     if (changed === made) throw new Error(`${name} has no ${from} any more`);

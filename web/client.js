@@ -59,25 +59,25 @@ const HOME = new URL('..', import.meta.url); // the server that this file came f
  * @property {boolean} [share] false: no other tab uses this connection; default true
  */
 
-/** @type {(target: EventTarget, type: string, detail: unknown) => unknown} */
+/** @type {(target: EventTarget, type: string, detail?: unknown) => unknown} */
 const emit = (target, type, detail) => target.dispatchEvent(new CustomEvent(type, { detail }));
 
-/** The rest of this module, which only some pages need. */
-export const more = () => import('./more.js');
+/** @type {Record<string, string>} */ const names = {}; // those that other files of the client are asked for by
 
-/** @type {Promise<typeof import('./live.js')> | undefined} */ let lively;
-/** What elements show. It is loaded until that succeeds; browsers remember a failure, so the next attempt has another name. */
-export const live = () =>
-  (lively ??= (async () => {
-    for (let retry = ''; ; retry += '?1') {
-      const file = `./live.js${retry}`;
-      try {
-        return await import(file);
-      } catch {
-        await new Promise((again) => setTimeout(again, AGAIN_MS));
-      }
-    }
-  })());
+/** Loads another file of the client. Browsers remember a failure, so the next attempt has another name. */
+const part = (/** @type {string} */ file, name = (names[file] ??= file)) =>
+  import(name).catch((error) => {
+    names[file] = `${name}?1`;
+    throw error;
+  });
+
+/** Loads what elements show, until that succeeds. @type {(file: string) => Promise<any>} */
+export const load = (file) =>
+  part(file).catch(() => new Promise((again) => setTimeout(again, AGAIN_MS)).then(() => load(file)));
+
+/** What all elements need, and what only some pages do. */
+export const LIVE = './live.js';
+export const MORE = './more.js';
 
 /**
  * A connection to a Headcount server, kept up until close().
@@ -177,7 +177,7 @@ export class Headcount extends EventTarget {
       this.#part();
     });
     // Browsers differ in what they tell a page that comes back. Any of these means that it is here.
-    for (const type of ['pageshow', 'online', 'visibilitychange', 'resume', 'focus', 'prerenderingchange'])
+    for (const type of 'pageshow online visibilitychange resume focus prerenderingchange'.split(' '))
       on(type, () => {
         const seen = !globalThis.document?.hidden;
         if (seen || type === 'pageshow') this.#gone = false;
@@ -293,7 +293,7 @@ export class Headcount extends EventTarget {
     try {
       if (name) early = watch || name === '*' ? this.watch(name, () => {}) : this.join(name);
     } catch {} // the other file has a name for it, or says what is wrong with it
-    live().then(({ attend, place }) => {
+    load(LIVE).then(({ attend, place }) => {
       attend(this, callback, page, watch, () => address() ?? place(pageFrom()), end.signal);
       early();
     });
@@ -339,7 +339,7 @@ export class Headcount extends EventTarget {
 
   /** @type {(method: string, page?: string) => Promise<any>} */
   async #follow(method, page) {
-    return (await more()).follow(this, method, page);
+    return (await part(MORE)).follow(this, method, page);
   }
 
   /**
@@ -350,7 +350,7 @@ export class Headcount extends EventTarget {
    */
   counter(key) {
     const topic = COUNTER + key;
-    const change = (/** @type {string} */ method) => async () => this.lend((await more()).change, method, key);
+    const change = (/** @type {string} */ method) => async () => this.lend((await part(MORE)).change, method, key);
     const known = this.#known;
     return {
       key,
@@ -431,7 +431,7 @@ export class Headcount extends EventTarget {
   }
 
   async *#iterate(/** @type {string[]} */ keys) {
-    yield* (await more()).iterate(this, (callback) => this.#subscribe(keys, callback));
+    yield* (await part(MORE)).iterate(this, (/** @type {any} */ callback) => this.#subscribe(keys, callback));
   }
 
   // ---- what is wanted
@@ -510,7 +510,7 @@ export class Headcount extends EventTarget {
     this.#known.clear();
     this.#read = false;
     this.#user++;
-    emit(this, 'user', undefined);
+    emit(this, 'user');
   }
 
   /** Finds out whether the user is another one now. Then a new connection begins, and other tabs find out, too. */
@@ -538,26 +538,20 @@ export class Headcount extends EventTarget {
     }
     if (to) this.#read = false;
     if (state) this.#become(state);
-    switch (frame?.type) {
-      case 'count':
-      case 'counter':
-        return this.#count(frame, link);
-      case 'unread':
-        if (this.#known.get('')?.value !== frame.count) this.#learn('', 'unread', frame.count);
-        return;
-      case 'error': {
-        const { type, ...error } = frame;
-        const topic = refused(error);
-        emit(this, type, error);
-        if (!topic) return;
-        for (const watch of this.#watches) watch.keys = watch.keys.filter((key) => key !== topic);
-        this.leave(topic);
-      }
+    if (!frame) return;
+    const { type, ...said } = frame;
+    if (type === 'count' || type === 'counter') this.#count(type, said, link);
+    if (type === 'unread' && this.#known.get('')?.value !== said.count) this.#learn('', type, said.count);
+    if (type === 'error') {
+      const topic = refused(said);
+      emit(this, 'error', said);
+      for (const watch of this.#watches) watch.keys = watch.keys.filter((key) => key !== topic);
+      if (topic) this.leave(topic);
     }
   }
 
-  /** @type {(frame: Frame, link: unknown) => void} */
-  #count({ type, ...counter }, link) {
+  /** @type {(type: string, counter: Frame, link: unknown) => void} */
+  #count(type, counter, link) {
     const { page, key, version } = counter;
     const topic = page ?? COUNTER + key;
     const known = this.#known.get(topic);

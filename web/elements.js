@@ -1,7 +1,7 @@
 // @ts-check
 // The elements: what they share. What each of them shows is in live.js, bell.js and more.js.
 
-import { Headcount, live, more } from './client.js';
+import { Headcount, LIVE, MORE, load } from './client.js';
 
 const GRACE_MS = 2_000; // how long a user stays whose element is elsewhere: it may come back
 
@@ -96,9 +96,9 @@ const SAID = 'label announce refused all none failed'.split(' ');
 
 /**
  * An element that shows a live number. What it shows is in other files.
- * @param {() => Promise<{default: (parts: import('./live.js').Parts) => void}>} load its own part
+ * @param {string} file its own part
  */
-const late = (load) =>
+const late = (file) =>
   class extends Shell {
     static observedAttributes = DRAWN;
 
@@ -113,7 +113,7 @@ const late = (load) =>
       try {
         const headcount = (this.#at = Headcount.at({ server, storage }));
         if (!countHidden) headcount.countHidden = false;
-        if (load === live) {
+        if (file === LIVE) {
           const stay = () => headcount.here(() => {}, { page: page || undefined, watch });
           early = stay();
           // The element may be put back soon, or another connection count the user: until then the user stays.
@@ -121,7 +121,7 @@ const late = (load) =>
             if (!this.isConnected || this.#at !== headcount) setTimeout(stay(), GRACE_MS);
           });
         }
-        Promise.all([live(), load()])
+        Promise.all([load(LIVE), load(file)])
           .then(([{ draw }, part]) => {
             if (!signal.aborted) part.default(draw(this, headcount, signal, keep));
             early();
@@ -153,7 +153,7 @@ const late = (load) =>
  * ::part(refused) while the server does not let this page in, and ::part(stale) while
  * it cannot be sure that the count is right. An event `count` follows each change.
  */
-export const LiveCount = late(live);
+export const LiveCount = late(LIVE);
 
 /**
  * <unread-bell> shows how many notifications of the user are unread; a click
@@ -170,13 +170,13 @@ export const LiveCount = late(live);
  * An event `unread` follows each change, `read` what was read: its detail is the page,
  * or null for all. An event `open` comes before the list; prevent it to show your own.
  */
-export const UnreadBell = late(() => import('./bell.js'));
+export const UnreadBell = late('./bell.js');
 
 for (const [tag, element] of /** @type {[string, any][]} */ ([
   ['live-count', LiveCount],
   ['unread-bell', UnreadBell],
-  ['live-counter', late(more)],
-  ['like-button', late(more)],
-  ['follow-button', late(more)],
+  ['live-counter', late(MORE)],
+  ['like-button', late(MORE)],
+  ['follow-button', late(MORE)],
 ]))
   define(tag, element, [...DRAWN, ...SAID]);

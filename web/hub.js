@@ -40,7 +40,7 @@ export function Hub(base, keep, getToken, same, say) {
   const news = {
     /** @type {State} */ _state: 'idle',
     /** @type {Frame} */ _unread: 0, // the newest number
-    /** @type {string | undefined} */ _issued: undefined, // the anonymous id
+    _issued: '', // the anonymous id
   };
 
   // Usually there is one link. There are two while a server that shuts down sends
@@ -57,9 +57,9 @@ export function Hub(base, keep, getToken, same, say) {
     _number: 0, // which determines how long the next one waits
     _failures: 0, // in a row: the server did not welcome us
     _refusal: '', // why the server does not let this page in
-    /** @type {unknown} */ _expired: undefined, // a fixed token that the server called expired; another attempt with it is useless
-    /** @type {any} */ _welcomed: undefined, // when the last link was made over which a server welcomed us
-    /** @type {any} */ _rescue: undefined, // the file of that name, once it is loaded
+    /** @type {unknown} */ _expired: 0, // a fixed token that the server called expired; another attempt with it is useless
+    /** @type {any} */ _welcomed: 0, // when the last link was made over which a server welcomed us
+    /** @type {any} */ _rescue: 0, // the file of that name, once it is loaded
   };
 
   const all = (/** @type {'join' | 'watch'} */ kind) =>
@@ -73,7 +73,7 @@ export function Hub(base, keep, getToken, same, say) {
     return tokens[attempts._failures % tokens.length];
   };
 
-  const wanted = () => toRead || all('watch').size > 0 || [...members.values()].some((m) => m.unread);
+  const wanted = () => toRead || all('watch').size || [...members.values()].some((m) => m.unread);
 
   /** Sends over a link the difference between what is wanted and what was sent before. */
   const sync = (/** @type {Link} */ link) => {

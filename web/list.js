@@ -2,8 +2,6 @@
 // The list of an <unread-bell>: the newest pages with unread changes. bell.js loads this
 // file when somebody opens it.
 
-import { dress } from './live.js';
-
 const PATIENCE_MS = 10_000; // how long a call may take
 
 /** @typedef {{page: string, count: number, updated_at: string, title?: string, url?: string}} Notification */
@@ -89,7 +87,7 @@ function web(/** @type {string | undefined} */ url) {
  * @param {import('./live.js').Parts} parts
  * @param {HTMLElement} button of the bell
  */
-export default function toggle({ element, headcount, root, say, language, signal }, button) {
+export default function toggle({ element, headcount, root, dress, say, language, signal }, button) {
   const open = root.querySelector('[part~=list]');
   if (open) return void open.dispatchEvent(new Event('close'));
   const anchored = CSS.supports('position-area', 'self-block-end span-self-inline-start');

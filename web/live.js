@@ -32,6 +32,9 @@ const FULL =
  * @property {(why: string | Error) => void} refuse strikes the number out, and tells the author of the page why there
  *   is none
  * @property {() => string | undefined} language of the element
+ * @property {typeof dress} dress as all that this file exports, it is handed on: a part that imported this file would
+ *   not be loaded either where this one was loaded at a second attempt, under another name
+ * @property {typeof fitting} fitting
  * @property {AbortSignal} signal ends it
  */
 
@@ -345,7 +348,7 @@ export function draw(element, headcount, signal, keep) {
   forget();
   listener();
   return {
-    element, headcount, root, number, signal, format, forget, say,
+    element, headcount, root, number, signal, dress, fitting, format, forget, say,
     language: () => language(element),
     refuse(why) {
       forget();

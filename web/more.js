@@ -23,8 +23,6 @@
 // the place of the heart, that of a <follow-button> the place of its word. Style them with ::part(button),
 // ::part(pressed), ::part(count), --headcount-like and --headcount-follow.
 
-import { dress, fitting } from './live.js';
-
 const PATIENCE_MS = 10_000; // how long a change may take
 const AGAIN_MS = 30_000; // until follows are asked for again, if the server could not say them
 
@@ -284,8 +282,8 @@ function toggle({ element, headcount, say, signal }, button, label, said, ask, p
  * @param {import('./headcount.js').CounterHandle} counter
  */
 function likes(parts, counter) {
-  const { element, root, number, show, refuse } = parts;
-  const button = number.closest('button') ?? draw(root, number, HEART);
+  const { element, number, show, refuse } = parts;
+  const button = number.closest('button') ?? draw(parts, HEART);
   const label = () => element.getAttribute('label') ?? 'Like';
   /** @type {CounterValue | undefined} */ let now;
   const update = toggle(
@@ -368,14 +366,14 @@ export function followed(headcount, page, callback, complain, signal) {
  * @param {Parts} parts
  */
 function follows(parts) {
-  const { element, headcount, root, number, signal } = parts;
+  const { element, headcount, number, fitting, signal } = parts;
   const page = fitting(element.getAttribute('page') ?? '');
   const complain = (/** @type {any} */ error) => console.error(`Headcount: <follow-button>: ${page}: ${error.message}`);
   if (!page) return console.error('Headcount: a <follow-button> needs a page, such as page="pricing".');
   const label = element.getAttribute('label') ?? 'Follow';
   number.part.add('label');
   /** @type {any} */ (number.firstChild).textContent = label; // the slot; content of the site replaces the word
-  const button = number.closest('button') ?? draw(root, number, BELL);
+  const button = number.closest('button') ?? draw(parts, BELL);
   /** @type {boolean | undefined} */ let now;
   const update = toggle(parts, button, label, () => now, (on) => headcount[on ? 'follow' : 'unfollow'](page), () => {});
   const told = (/** @type {boolean} */ yes) => {
@@ -403,11 +401,10 @@ const BELL = { name: 'bell', d: 'M6 9a6 6 0 0 1 12 0c0 7 3 8 3 8H3s3-1 3-8M10 21
 
 /**
  * Draws the button around the number, with an icon.
- * @param {ShadowRoot} root
- * @param {HTMLElement} number
+ * @param {Parts} parts
  * @param {{name: string, d: string}} icon
  */
-function draw(root, number, { name, d }) {
+function draw({ root, number, dress }, { name, d }) {
   dress(root, STYLE);
   const svg = (/** @type {string} */ name, /** @type {Record<string, string>} */ attributes) => {
     const made = document.createElementNS('http://www.w3.org/2000/svg', name);
