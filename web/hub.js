@@ -157,6 +157,10 @@ export function Hub(base, keep, getToken, same, say) {
   /** Whether there is a link, open or connecting, that the server has not asked to end. */
   const served = () => attempts._dialing || [...links].some((link) => !link._draining);
 
+  /** Whether the server takes no token that there is. Another tab may ask a function for one. */
+  const stuck = () =>
+    news._state !== 'open' && (attempts._expired || attempts._refusal) && typeof getToken() === 'string';
+
   const dial = async () => {
     const token = getToken();
     const asks = typeof token === 'function';
@@ -208,6 +212,7 @@ export function Hub(base, keep, getToken, same, say) {
           links.delete(made);
           if (!served()) later(backoff());
           show();
+          if (stuck()) say({ lead: 1 }); // all tabs ask, and one may get no answer
         },
       }));
       attempts._failures++; // the welcome sets it to 0
@@ -299,6 +304,8 @@ export function Hub(base, keep, getToken, same, say) {
       if (!attempts._next && !links.size) dial();
       return true;
     },
+
+    _stuck: stuck,
 
     /** @param {number} id of a tab that vanished: the tab may come back under another id */
     _lost(id) {

@@ -131,6 +131,8 @@ export function Share(base, keep, together, getToken, tab) {
       known.add(from);
 
       const full = !hub._set(from, wants, wake);
+      // A tab that gets no answer takes over.
+      if (wants.token === false && hub._stuck()) return;
       channel.postMessage({ to: from, full, ...hub._news() });
     };
     atEnd(() => channel.close());

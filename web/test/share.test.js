@@ -404,6 +404,51 @@ test('of the tokens of several tabs one that has expired is passed over', async 
   assert.equal(sockets[1].url.searchParams.get('token'), token(2));
 });
 
+test('a tab whose fixed token is not taken any more leaves the connection to one that can ask for another', async () => {
+  const token = (n) => `x.${btoa(JSON.stringify({ sub: 'ann', n }))}.y`;
+  mock.method(console, 'error', () => {});
+  const first = await tab('p', { token: token(1) });
+  sockets[0].welcome();
+  const second = await tab('q', { token: async () => token(2) });
+  document.hidden = true; // it is the other one that is looked at
+  sockets[0].say({ type: 'error', code: 'token_expired', message: 'expired' });
+  sockets[0].drop();
+  await settle();
+  await tick(3_000);
+  assert.equal(sockets[1]?.url.searchParams.get('token'), token(2));
+  sockets[1].welcome();
+  await settle();
+  const joined = () => sockets.at(-1).take().filter(({ type }) => type === 'join').map(({ page }) => page);
+  assert.deepEqual(joined().sort(), ['p', 'q'], 'for both');
+  assert.deepEqual([first.state, second.state], ['open', 'open']);
+
+  // Without the one that can ask, the other has nothing to connect with; it tries once.
+  go(second);
+  await settle();
+  assert.equal(sockets[2].url.searchParams.get('token'), token(1));
+  sockets[2].say({ type: 'error', code: 'token_expired', message: 'expired' });
+  sockets[2].drop();
+  await settle();
+  await tick(60_000);
+  assert.equal(sockets.length, 3);
+});
+
+test('a tab that is refused leaves the connection to one that can ask for a token', async () => {
+  const token = (n) => `x.${btoa(JSON.stringify({ sub: 'ann', n }))}.y`;
+  mock.method(console, 'error', () => {});
+  globalThis.fetch = async (url, { method = 'GET' }) =>
+    method === 'PUT' ? Response.json({ detail: 'expired' }, { status: 401 }) : Response.json({ counters: [] });
+  for (let failures = 1; failures < 20; failures++) await import(`../rescue.js?${failures}`);
+  await tab('p', { token: token(1) });
+  await tab('q', { token: async () => token(2) });
+  for (let i = 0; i < 60; i++) {
+    if (sockets.at(-1).url.searchParams.get('token') === token(1)) sockets.at(-1).drop();
+    await settle();
+    await tick(500);
+  }
+  assert.equal(sockets.at(-1).url.searchParams.get('token'), token(2));
+});
+
 test('a user who cannot be told apart shares with nobody', async () => {
   await tab('p');
   await tab('p', { token: 'opaque' });
