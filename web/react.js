@@ -106,8 +106,35 @@ export function useCounter(key, { headcount, server, storage } = {}) {
           stale: false,
         }),
         where,
-        (headcount, learn) =>
-          headcount.counter(key).watch(({ value, mine = false, stale = false }) => learn({ value, mine, stale })),
+        (headcount, learn) => {
+          const end = new AbortController();
+          const { signal } = end;
+          const watch = () =>
+            headcount.counter(key).watch(({ value, mine = false, stale = false }) => learn({ value, mine, stale }));
+          let stop = watch();
+          let refused = false;
+          headcount.addEventListener(
+            'error',
+            ({ detail }) => {
+              if (detail.counter !== key) return;
+              refused = true;
+              learn({ value: undefined, mine: false, stale: false });
+            },
+            { signal },
+          );
+          // The next user may see what this one may not.
+          const again = () => {
+            if (!refused) return;
+            refused = false;
+            stop();
+            stop = watch();
+          };
+          headcount.addEventListener('user', again, { signal });
+          return () => {
+            end.abort();
+            stop();
+          };
+        },
       ),
       actions: {
         add: () => at(where).counter(key).add(),

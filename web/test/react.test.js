@@ -22,3 +22,46 @@ test('a hook without a server says so in the console and does not take the appli
   assert.equal(words.length, 4);
   for (const text of words) assert.match(text, /^Headcount: not a server: /);
 });
+
+test('a counter that the server refuses shows nothing, and is asked for again after a log-in', () => {
+  let get;
+  let stop;
+  react.__CLIENT_INTERNALS_DO_NOT_USE_OR_WARN_USERS_THEY_CANNOT_UPGRADE.H = {
+    useMemo: (make) => make(),
+    useSyncExternalStore(subscribe, now) {
+      get = now;
+      stop = subscribe(() => {});
+      return now();
+    },
+  };
+  const watches = [];
+  const headcount = Object.assign(new EventTarget(), {
+    state: 'idle',
+    counter: () => ({
+      watch(callback) {
+        watches.push(callback);
+        return () => watches.splice(watches.indexOf(callback), 1);
+      },
+    }),
+  });
+  const dispatch = (type, detail) => headcount.dispatchEvent(new CustomEvent(type, { detail }));
+
+  useCounter('private:1', { headcount });
+  watches[0]({ value: 5, mine: true });
+  assert.equal(get().value, 5);
+  dispatch('user');
+  assert.equal(watches.length, 1, 'nothing was refused');
+
+  dispatch('error', { code: 'forbidden', counter: 'private:1' });
+  assert.deepEqual([get().value, get().mine], [undefined, false]);
+  const [before] = watches;
+  dispatch('user');
+  assert.equal(watches.length, 1);
+  assert.notEqual(watches[0], before, 'it is watched anew');
+  watches[0]({ value: 6 });
+  assert.equal(get().value, 6);
+  stop();
+  dispatch('error', { code: 'forbidden', counter: 'private:1' });
+  dispatch('user');
+  assert.equal(watches.length, 0);
+});
