@@ -108,6 +108,14 @@ func TimeFor(commits []Commit) time.Duration {
 	return time.Duration(n) * time.Second / 5000
 }
 
+// Place is how far a walk over the rows of a partition has come that takes several calls. The zero value is its
+// beginning.
+type Place struct {
+	Table int  // which of the store's tables comes next, in the order of the walk
+	Last  Name // the last row of that table that was examined
+	End   bool // all rows were examined
+}
+
 type malformed struct{}
 
 func (malformed) Error() string        { return "the store has malformed rows" }

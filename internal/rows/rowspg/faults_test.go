@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -510,6 +511,37 @@ func (p *proxy) hangUp() {
 	p.toServer = true
 }
 
+// TestServerChangesAreFoundInParts: however many rows have not changed, each call examines a few of them. Otherwise a
+// claim could not find the changes in its time, and no later one would.
+func TestServerChangesAreFoundInParts(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	s := open(t, url, func(c *Config) { c.DurableTier = true })
+	server.Exec(t, url, `insert into headcount_rows (partition, collection, field, value, number)
+		select 7, 'c', to_char(n, 'FM0000')::bytea, '', 1 from generate_series(1, 2500) n`)
+	server.Exec(t, url, `insert into headcount_row_deletions (partition, collection, field, number, at)
+		select partition, collection, field, number, now() from headcount_rows`)
+	server.Exec(t, url, "update headcount_rows set number = 2 where field in ('1000', '1001', '2500')")
+
+	var found []string
+	calls := 0
+	for place := (rows.Place{}); !place.End; calls++ {
+		some, next, err := s.Changed(t.Context(), partition, 1, place)
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		for _, row := range some {
+			found = append(found, row.Field)
+		}
+		place = next
+	}
+
+	if want := []string{"1000", "1001", "2500"}; calls != 6 || !slices.Equal(found, want) {
+		t.Errorf("in %d calls %v were found, want %v in 6", calls, found, want)
+	}
+}
+
 // TestServerChanges: Changed returns what a store in front may have lost, in more than one part.
 func TestServerChanges(t *testing.T) {
 	server := pgtest.Single(t)
@@ -539,14 +571,18 @@ func TestServerChanges(t *testing.T) {
 	w.must(third)
 
 	changed := func(after uint64) map[string]string {
+		t.Helper()
 		got := map[string]string{}
-		err := s.Changed(t.Context(), partition, after, func(name rows.Name, value []byte) error {
-			got[name.Field] = string(value)
-			return nil
-		})
+		for place := (rows.Place{}); !place.End; {
+			some, next, err := s.Changed(t.Context(), partition, after, place)
+			if err != nil {
+				t.Fatal(err)
+			}
 
-		if err != nil {
-			t.Fatal(err)
+			for _, row := range some {
+				got[row.Field] = string(row.Value)
+			}
+			place = next
 		}
 
 		return got

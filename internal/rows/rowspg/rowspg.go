@@ -19,7 +19,7 @@
 //   - headcount_rows has the rows. A name may have any bytes, and has to sort by them, so it is no text. A change of a
 //     value touches no index, and half of each page is free for the new version. The number of a row is that of the
 //     commit that wrote it. It has no index, because rows are looked up by it only after a fast store (package
-//     rowstier) has lost data.
+//     rowstier) has lost data. Then all rows of a partition are examined, in parts.
 //   - headcount_row_deletions has the rows that were deleted lately, if this store is the durable tier of
 //     package rowstier.
 //   - headcount_row_ids has the IDs that were used. The index on until finds those to forget.

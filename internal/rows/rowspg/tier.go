@@ -7,59 +7,55 @@ import (
 )
 
 const (
-	changedRows = `select collection, field, value from headcount_rows
-		where partition = $1 and number > $2 and (collection, field) > ($3, $4) order by collection, field limit $5`
-	deletedRows = `select collection, field, null::bytea from headcount_row_deletions
-		where partition = $1 and number > $2 and (collection, field) > ($3, $4) order by collection, field limit $5`
+	// A part of a table: the changed rows among the next 1,000, and the last one of these, where the next part begins.
+	// The limit is no argument, because without knowing it PostgreSQL might sort all rows of the partition.
+	changedRows = `select collection, field, value, number > $2, at = 1000 from (
+			select collection, field, value, number, row_number() over (order by collection, field) as at
+			from headcount_rows where partition = $1 and (collection, field) > ($3, $4)
+			order by collection, field limit 1000) part
+		where number > $2 or at = 1000 order by collection, field`
+	deletedRows = `select collection, field, null::bytea, number > $2, at = 1000 from (
+			select collection, field, number, row_number() over (order by collection, field) as at
+			from headcount_row_deletions where partition = $1 and (collection, field) > ($3, $4)
+			order by collection, field limit 1000) part
+		where number > $2 or at = 1000 order by collection, field`
 	rememberedIDs = `select id, until from headcount_row_ids
 		where partition = $1 and id = any($2::uuid[]) and until > now()`
 )
 
-// Changed calls each with every row that was changed by a commit whose number is greater than after. A nil value means
-// that the row was deleted, unless a later call has a value for the same row. Changed needs [Config.DurableTier].
+// changedTables are in the order of the walk: a row that was written again after its deletion is in both tables, and
+// its value has to come second.
+var changedTables = []string{deletedRows, changedRows}
+
+// Changed examines the rows of a partition that follow a place, as many as take a moment. It returns those that commits
+// whose numbers are greater than after have changed, and the next place. A nil value means that the row was deleted,
+// unless a later row of the walk has the same name. Changed needs [Config.DurableTier].
 func (s *Store) Changed(
-	ctx context.Context, partition int, after uint64, each func(name rows.Name, value []byte) error,
-) error {
-	// A row that was written again after its deletion is in both results, so the changed rows come second.
-	for _, sql := range []string{deletedRows, changedRows} {
-		if err := s.changed(ctx, sql, partition, after, each); err != nil {
-			return err
-		}
+	ctx context.Context, partition int, after uint64, from rows.Place,
+) (some []rows.Row, next rows.Place, err error) {
+	if from.End {
+		return nil, from, nil
 	}
 
-	return nil
-}
-
-// changed calls each with the rows of a statement, which returns a limited number at a time.
-func (s *Store) changed(
-	ctx context.Context, sql string, partition int, after uint64, each func(name rows.Name, value []byte) error,
-) error {
-	var last rows.Name
-	for {
-		var some []rows.Row
-		var collection, field, value []byte
-		gather := func() error {
-			name := rows.Name{Collection: string(collection), Field: string(field)}
+	// A part without its last row is the end of the table.
+	next = rows.Place{Table: from.Table + 1, End: from.Table+1 == len(changedTables)}
+	var collection, field, value []byte
+	var isChanged, isLast bool
+	each := func() error {
+		name := rows.Name{Collection: string(collection), Field: string(field)}
+		if isChanged {
 			some = append(some, rows.Row{Name: name, Value: value})
-			return nil
 		}
-		err := s.query(ctx, "changed", []any{&collection, &field, &value}, gather, sql,
-			partition, int64(after), []byte(last.Collection), []byte(last.Field), scanAtOnce)
-		if err != nil {
-			return err
+		if isLast {
+			next = rows.Place{Table: from.Table, Last: name}
 		}
 
-		// After the query, whose connection is free again by then, because each may be slow.
-		for i := range some {
-			last = some[i].Name
-			if err := each(last, some[i].Value); err != nil {
-				return err
-			}
-		}
-		if len(some) < scanAtOnce {
-			return nil
-		}
+		return nil
 	}
+	err = s.query(ctx, "changed", []any{&collection, &field, &value, &isChanged, &isLast}, each,
+		changedTables[from.Table], partition, int64(after), []byte(from.Last.Collection), []byte(from.Last.Field))
+
+	return some, next, err
 }
 
 // Remembered returns the ids that are still remembered, with their expiry times.

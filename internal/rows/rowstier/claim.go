@@ -79,11 +79,13 @@ func (p *partition) beginTakeover(former uint64) {
 }
 
 // forgetFailedTakeover forgets the dirty rows that a failed takeover has left, now that another process owns the
-// partition. This process would never drain them, and the other process finds them in the fast store.
+// partition. This process would never drain them, and the other process finds them in the fast store. The caller holds
+// Store.draining.
 //
 // If no takeover has failed, nothing is forgotten: this process goes on draining until the durable store refuses that.
 // The fast store may have lost these changes before the other process claimed it, and then only this process has them.
 func (p *partition) forgetFailedTakeover() {
+	p.compared = comparison{}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 

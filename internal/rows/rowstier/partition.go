@@ -30,8 +30,19 @@ func dirtyName(number uint64) rows.Name {
 type partition struct {
 	id int
 
+	compared comparison // guarded by Store.draining
+
 	mu sync.Mutex // guards the fields below
 	tenure
+}
+
+// comparison is what claims have found of the rows that the durable store has and the fast store may have lost. To find
+// them, all rows of the partition are examined, which may take longer than one claim may. The next claim then goes on.
+type comparison struct {
+	number  uint64 // of the durable store's newest commit: with another one, its rows may be others
+	after   uint64 // the newest commit that the two stores have in common
+	place   rows.Place
+	changed map[rows.Name][]byte // a nil value: deleted
 }
 
 // tenure is what a process has learned about a partition since it claimed the partition.

@@ -197,6 +197,7 @@ func (t *takeover) restore(ctx context.Context) error {
 	if err := t.write(ctx, &commit); err != nil {
 		return fmt.Errorf("%w: %w", rows.ErrUnavailable, err)
 	}
+	t.p.compared = comparison{}
 	t.finish(false)
 	t.claim.Number = commit.Number
 
@@ -206,20 +207,31 @@ func (t *takeover) restore(ctx context.Context) error {
 // changedInDurable returns the rows that the durable store has and the fast store may have lost. For a fast store
 // without a state it returns nothing, because reads fill such a fast store.
 func (t *takeover) changedInDurable(ctx context.Context) (map[rows.Name][]byte, error) {
-	changed := map[rows.Name][]byte{}
 	if !t.hasDurable() || !t.hasState {
-		return changed, nil
+		return nil, nil
 	}
 
-	err := t.s.durable.Changed(ctx, t.p.id, t.state.syncedTo, func(name rows.Name, value []byte) error {
-		if name != drainedName {
-			changed[name] = value
+	is := &t.p.compared
+	if is.number != t.durable.claim.Number || is.after != t.state.syncedTo {
+		*is = comparison{number: t.durable.claim.Number, after: t.state.syncedTo, changed: map[rows.Name][]byte{}}
+	}
+
+	for {
+		some, next, err := t.s.durable.Changed(ctx, t.p.id, is.after, is.place)
+		if err != nil {
+			return nil, err
 		}
 
-		return nil
-	})
-
-	return changed, err
+		for _, row := range some {
+			if row.Name != drainedName {
+				is.changed[row.Name] = row.Value
+			}
+		}
+		is.place = next
+		if next.End {
+			return is.changed, nil
+		}
+	}
 }
 
 // write commits c to the fast store, without the IDs that the fast store still has.
@@ -249,8 +261,10 @@ func (p *partition) addUndrained(c *rows.Commit, changed map[rows.Name][]byte, l
 	defer p.mu.Unlock()
 
 	values, ids := p.undrainedLocked()
-	maps.Copy(changed, values)
-	for name, value := range changed {
+	newest := map[rows.Name][]byte{}
+	maps.Copy(newest, changed)
+	maps.Copy(newest, values)
+	for name, value := range newest {
 		c.Rows = append(c.Rows, rows.Row{Name: name, Value: encodeValue(value)})
 	}
 	c.IDs = append(c.IDs, ids...)

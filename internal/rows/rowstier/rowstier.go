@@ -21,8 +21,9 @@
 // The durable store records the newest commit of the fast store that was drained. If the fast store's newest commit is
 // older than that, the fast store has lost data. Every row of the durable store is then at least as new as the fast
 // store's, because a drain includes all changes up to its commit. So the next claim copies the rows that changed in the
-// durable store since the two last agreed. An empty fast store is not complete, and is filled by reads. Changes that
-// were not drained are restored from the memory of the owner, see package counter/owner.
+// durable store since the two last agreed. If it has no time to find all of them, it fails, and the one after it goes
+// on. An empty fast store is not complete, and is filled by reads. Changes that were not drained are restored from the
+// memory of the owner, see package counter/owner.
 //
 // IDs that the fast store has lost are looked up in the durable store for a day.
 //
@@ -62,9 +63,10 @@ import (
 // Durable is the durable store.
 type Durable interface {
 	rows.Store
-	// Changed calls each with every row that commits after the given number have changed; a nil value means that the
-	// row was deleted. Deletions are remembered for at least a day.
-	Changed(ctx context.Context, partition int, after uint64, each func(name rows.Name, value []byte) error) error
+	// Changed examines the rows of a partition that follow a place, as many as take a moment. It returns those that
+	// commits after the given number have changed, and the next place. A nil value means that the row was deleted,
+	// unless a later row has the same name. Deletions are remembered for at least a day.
+	Changed(ctx context.Context, partition int, after uint64, from rows.Place) ([]rows.Row, rows.Place, error)
 	// Remembered returns the ids that the store still remembers, with their expiry times.
 	Remembered(ctx context.Context, partition int, ids []rows.ID) ([]rows.ID, error)
 }

@@ -2,6 +2,7 @@ package rowstier
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -160,6 +161,7 @@ type durableStore struct {
 	*rowsmem.Store
 	away     atomic.Bool   // set while drains and claims run
 	distance time.Duration // time of a call, there and back
+	examines time.Duration // time that Changed takes for a row
 	claiming func()        // called before the next claim
 
 	mu      sync.Mutex              // guards the fields below: two tiers may share a durable store
@@ -235,26 +237,38 @@ func (d *durableStore) Scan(
 	return d.Store.Scan(ctx, partition, of, after, each)
 }
 
+// Changed examines one row at a time. A place has the number of rows before it.
 func (d *durableStore) Changed(
-	ctx context.Context, partition int, after uint64, each func(rows.Name, []byte) error,
-) error {
+	ctx context.Context, partition int, after uint64, from rows.Place,
+) (some []rows.Row, next rows.Place, err error) {
+	time.Sleep(d.examines)
 	if d.isAway(ctx) {
-		return rows.ErrUnavailable
+		return nil, from, rows.ErrUnavailable
 	}
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	for at, number := range d.numbers {
-		if at.Partition != partition || number <= after {
-			continue
-		}
-		if err := each(at.Name, d.Store.Read(ctx, []rows.Address{at})[0].Value); err != nil {
-			return err
+	var all []rows.Name
+	for at := range d.numbers {
+		if at.Partition == partition {
+			all = append(all, at.Name)
 		}
 	}
+	slices.SortFunc(all, func(a, b rows.Name) int {
+		return cmp.Or(cmp.Compare(a.Collection, b.Collection), cmp.Compare(a.Field, b.Field))
+	})
 
-	return nil
+	if from.Table >= len(all) {
+		return nil, rows.Place{End: true}, nil
+	}
+	next = rows.Place{Table: from.Table + 1}
+	at := rows.Address{Partition: partition, Name: all[from.Table]}
+	if d.numbers[at] > after {
+		some = []rows.Row{{Name: at.Name, Value: d.Store.Read(ctx, []rows.Address{at})[0].Value}}
+	}
+
+	return some, next, nil
 }
 
 func (d *durableStore) Remembered(ctx context.Context, _ int, ids []rows.ID) ([]rows.ID, error) {
@@ -630,6 +644,49 @@ func TestOlderFastStore(t *testing.T) {
 		second.close(t)
 		if got := durable.Read(t.Context(), []rows.Address{at})[0]; string(got.Value) != "2" {
 			t.Errorf("the durable store has %q, %v; want \"2\"", got.Value, got.Err)
+		}
+	})
+}
+
+// TestALongComparison: the fast store has lost what was drained, and the durable store needs longer to find that than a
+// claim may take. The claims that follow go on with what was found, and one of them gets the partition.
+func TestALongComparison(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fast := newFast()
+		durable := newDurable()
+		first := newOwned(t, "first", fast, durable)
+		c := first.next("1")
+		for i := range 20 {
+			name := rows.Name{Collection: "many", Field: fmt.Sprintf("%02d", i)}
+			c.Rows = append(c.Rows, rows.Row{Name: name, Value: []byte("1")})
+		}
+		first.must(t, c)
+		first.must(t, first.next("2"))
+		first.close(t)
+
+		fast.lose(1)
+		durable.examines = time.Second
+		s := New(fast, durable, Config{})
+		defer func() { _ = s.Close(t.Context()) }()
+		claim := func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			defer cancel()
+			_, err := s.Claim(ctx, "second", []rows.Former{{Partition: part}})
+
+			return err
+		}
+
+		claims := 1
+		for err := claim(); err != nil; err = claim() {
+			claims++
+			if claims > 20 {
+				t.Fatalf("%d claims have failed, the last one with: %v", claims, err)
+			}
+		}
+
+		at := rows.Address{Partition: part, Name: first.name}
+		if got := s.Read(t.Context(), []rows.Address{at})[0]; string(got.Value) != "2" {
+			t.Errorf("the tier reads %q, %v; want \"2\"", got.Value, got.Err)
 		}
 	})
 }

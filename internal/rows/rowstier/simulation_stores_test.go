@@ -566,38 +566,32 @@ func (l durableLink) Read(ctx context.Context, addresses []rows.Address) []rows.
 	})
 }
 
-// Changed implements Durable.
+// Changed implements Durable. It examines all rows at once, as the formal model does.
 func (l durableLink) Changed(
-	ctx context.Context, partition int, after uint64, each func(rows.Name, []byte) error,
-) error {
+	ctx context.Context, partition int, after uint64, from rows.Place,
+) (some []rows.Row, next rows.Place, err error) {
 	w := l.of.stores
 	if !l.reach(ctx, true) {
-		return rows.ErrUnavailable
+		return nil, from, rows.ErrUnavailable
 	}
 
-	found := map[rows.Name][]byte{}
 	w.mu.Lock()
 	isAway := w.durableAway || l.IsDead()
-	if !isAway {
-		_ = w.durable.Changed(ctx, partition, after, func(name rows.Name, value []byte) error {
-			found[name] = value
-			return nil
-		})
+	next = from
+	for !isAway && !next.End {
+		var more []rows.Row
+		more, next, _ = w.durable.Changed(context.Background(), partition, after, next)
+		some = append(some, more...)
 	}
 	seen := w.trace.readChanged(l.process, partition, isAway)
 	w.mu.Unlock()
 
 	if isAway || !l.answered(ctx, true) {
-		return rows.ErrUnavailable
+		return nil, from, rows.ErrUnavailable
 	}
 	w.trace.see(seen)
-	for name, value := range found {
-		if err := each(name, value); err != nil {
-			return err
-		}
-	}
 
-	return nil
+	return some, next, nil
 }
 
 // Scan implements rows.Store. Collections are not read here.
