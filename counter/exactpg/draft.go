@@ -90,7 +90,11 @@ func (d *draft) See(string, counter.Slot, []string, time.Duration) {}
 // Count implements counter.Tx.
 func (d *draft) Count(string, string, string, int64) {}
 
-// queueWrites queues the statements that write all changes, one for each table.
+// writtenAtOnce is the maximum number of entries of one statement, so that each ends before its timeout.
+const writtenAtOnce = 10_000
+
+// queueWrites queues the statements that write all changes: one for each table, and more for a ledger that is restored
+// with many entries.
 func (d *draft) queueWrites(b *pgx.Batch) {
 	var put rowColumns
 	var gone []string
@@ -132,7 +136,10 @@ func (d *draft) queueWrites(b *pgx.Batch) {
 	queue(len(put.key), writeRows,
 		put.key, put.value, put.updated, put.incarnation, put.sequence, put.entries, put.kept, put.reserved, put.open)
 	queue(len(gone), dropRows, gone)
-	queue(len(entries.key), insertEntries, entries.args()...)
+	for first := 0; first < len(entries.key); first += writtenAtOnce {
+		some := entries.from(first)
+		b.Queue(insertEntries, some.args()...)
+	}
 	d.queueKept(b)
 	queue(len(sweeps.key), writeSweeps, sweeps.key, sweeps.incarnation, sweeps.due, sweeps.kept)
 	queue(len(unneeded), forgetIDs, unneeded)
@@ -195,6 +202,23 @@ func (c *entryColumns) addTimes(of []counter.Entry) {
 	for i := range of {
 		c.at = append(c.at, of[i].At)
 	}
+}
+
+// from returns the entries of one statement, beginning with first.
+func (c *entryColumns) from(first int) entryColumns {
+	end := min(first+writtenAtOnce, len(c.key))
+	some := entryColumns{
+		key: c.key[first:end], op: c.op[first:end], reason: c.reason[first:end], author: c.author[first:end],
+		incarnation: c.incarnation[first:end], seq: c.seq[first:end],
+		delta: c.delta[first:end], before: c.before[first:end],
+		hasTexts: c.hasTexts, now: c.now,
+	}
+	// Only restored entries have times of their own.
+	if len(c.at) > 0 {
+		some.at = c.at[first:end]
+	}
+
+	return some
 }
 
 func (c *entryColumns) args() []any {

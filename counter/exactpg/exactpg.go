@@ -132,7 +132,14 @@ func (s *Store) Close() {
 
 // do calls fn with a connection.
 func (s *Store) do(ctx context.Context, what string, fn func(context.Context, *pgxpool.Conn) error) error {
-	err := postgres.Retry(func() error { return s.db.Do(ctx, fn) })
+	return s.doLonger(ctx, 0, what, fn)
+}
+
+// doLonger is do for a call that may take so much longer than others.
+func (s *Store) doLonger(
+	ctx context.Context, longer time.Duration, what string, fn func(context.Context, *pgxpool.Conn) error,
+) error {
+	err := postgres.Retry(func() error { return s.db.DoLonger(ctx, longer, fn) })
 	if err != nil {
 		return fmt.Errorf("exactpg: %s: %w: %w", what, counter.ErrUnavailable, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"headcount/counter"
+	"headcount/internal/rows"
 	"headcount/presence"
 )
 
@@ -200,7 +201,11 @@ const dropLedgers = `delete from headcount_ledger l using unnest($1::text[], $2:
 
 // Restore puts exact counters into the store as counter.Restorer does: one transaction.
 func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
-	err = s.do(ctx, "restore", func(ctx context.Context, c *pgxpool.Conn) error {
+	n := 0
+	for i := range copies {
+		n += 1 + len(copies[i].Ledger) + len(copies[i].Reservations)
+	}
+	err = s.doLonger(ctx, rows.TimeForRows(n), "restore", func(ctx context.Context, c *pgxpool.Conn) error {
 		restored, err = restore(ctx, c, copies, rules)
 		return err
 	})
@@ -262,8 +267,13 @@ func (d *draft) restore(is *counter.Copy, rules *counter.Rules) {
 		d.asks(is.Key, one.ID)
 		d.Keep(is.Key, one)
 	}
-	if len(is.Ledger) > 0 && kept > 0 {
-		d.sweep(is.Key, r.Version, sweep{due: is.Ledger[0].At.Add(kept), kept: r.kept})
+	if is.Entries > 0 && kept > 0 {
+		// Even if all entries have expired: only the first entry of a new ledger schedules a sweep.
+		oldest := d.now
+		if len(is.Ledger) > 0 {
+			oldest = is.Ledger[0].At
+		}
+		d.sweep(is.Key, r.Version, sweep{due: oldest.Add(kept), kept: r.kept})
 	}
 }
 

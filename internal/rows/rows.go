@@ -104,6 +104,11 @@ func TimeFor(commits []Commit) time.Duration {
 		n += len(commits[i].Rows) + len(commits[i].IDs)
 	}
 
+	return TimeForRows(n)
+}
+
+// TimeForRows returns how much longer a transaction of n rows may take than a small one.
+func TimeForRows(n int) time.Duration {
 	// A busy PostgreSQL writes several times as many in a second.
 	return time.Duration(n) * time.Second / 5000
 }
