@@ -37,7 +37,7 @@ type partition struct {
 	// ids are deleted after they expire. Each commit examines more of them than it can add, which is the only bound on
 	// their number.
 	ids    map[[16]byte]time.Time
-	oldest []rows.ID // the same IDs in the order of insertion
+	oldest []rows.ID // the same IDs in the order of insertion, unless the clock went back
 }
 
 // collection has values by field. They are pointers, so that a new value need not change the map: its existing key
@@ -135,10 +135,15 @@ func (s *Store) commit(c *rows.Commit) error {
 	return nil
 }
 
-// forgetLocked deletes at most n expired IDs.
+// forgetLocked examines at most n IDs, and deletes those that have expired.
 func (p *partition) forgetLocked(now time.Time, n int) {
 	for ; n > 0 && len(p.oldest) > 0; n-- {
-		oldest := p.oldest[0]
+		oldest, newest := p.oldest[0], p.oldest[len(p.oldest)-1]
+		// It was used while the clock was ahead, and must not keep those behind it until then.
+		if oldest.Until.After(newest.Until) {
+			p.oldest = append(p.oldest[1:], oldest)
+			continue
+		}
 		if oldest.Until.After(now) {
 			return
 		}
