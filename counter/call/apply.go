@@ -11,23 +11,28 @@ import (
 	"headcount/internal/rows"
 )
 
-// place returns the partition of a counter.
-func (s *Store) place(key string) int {
+// place returns the partition of a counter, by its rule.
+func (s *Store) place(key string) int { return placeUnder(key, s.rules.Find(key)) }
+
+// placeOf returns the partition of the counter that c changes, by the rule in c.
+func placeOf(c *counter.Change) int { return placeUnder(c.Key, c.Rule) }
+
+func placeUnder(key string, rule *counter.Rule) int {
+	if rule == nil {
+		return rows.PartitionOf(key)
+	}
+
+	return placeOfKind(key, rule.Kind)
+}
+
+// placeOfKind returns the partition in which a counter is made.
+func placeOfKind(key string, kind counter.Kind) int {
 	// A batch of exact counters is made as a whole, so one partition has all of them.
-	if rule := s.rules.Find(key); rule != nil && rule.Kind.IsExact() {
+	if kind.IsExact() {
 		return owner.ExactPartition
 	}
 
 	return rows.PartitionOf(key)
-}
-
-// placeOf returns the partition of the counter that c changes, by the rule in c.
-func placeOf(c *counter.Change) int {
-	if c.Rule != nil && c.Rule.Kind.IsExact() {
-		return owner.ExactPartition
-	}
-
-	return rows.PartitionOf(c.Key)
 }
 
 // homeOf returns the partition that remembers the idempotency key of a batch. Package exactpg computes the same in SQL.

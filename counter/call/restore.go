@@ -16,7 +16,7 @@ var _ counter.Restorer = (*Store)(nil)
 func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
 	by := map[int]*owner.Restore{}
 	for i := range copies {
-		partition := s.place(copies[i].Key)
+		partition := placeOfKind(copies[i].Key, copies[i].Kind)
 		if by[partition] == nil {
 			by[partition] = &owner.Restore{Rules: rules}
 		}

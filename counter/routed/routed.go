@@ -439,13 +439,12 @@ func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) 
 	return both{s.cfg.Owned, s.cfg.Exact}.Dump(ctx, after, each)
 }
 
-// Restore implements counter.Restorer. Each side restores all or none of its counters, and the rules decide on which
-// side a counter is.
+// Restore implements counter.Restorer. Each side restores all or none of its counters.
 func (s *Store) Restore(ctx context.Context, all []counter.Copy, rules *counter.Rules) (restored int, err error) {
-	// The rules may have changed since the export, so they decide anew.
+	// A counter keeps its kind, whatever its rule says. The tables of exact counters have no place for members.
 	var owned, exact []counter.Copy
 	for _, c := range all {
-		if s.isExact(c.Key) {
+		if c.Kind.IsExact() {
 			exact = append(exact, c)
 		} else {
 			owned = append(owned, c)

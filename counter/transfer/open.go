@@ -119,8 +119,8 @@ type Target struct {
 	redis *redisconn.Conn // nil: there is none
 }
 
-// OpenTarget opens the counters for an import, and claims them. Rules say which are exact. It refuses a Redis that
-// running servers use. It fails in the same cases as OpenSource.
+// OpenTarget opens the counters for an import, and claims them. It refuses a Redis that running servers use. It fails
+// in the same cases as OpenSource.
 func (p *Place) OpenTarget(ctx context.Context, rules *counter.Rules) (*Target, error) {
 	t := &Target{place: p}
 	if err := t.open(ctx, rules); err != nil {

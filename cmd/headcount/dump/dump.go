@@ -38,7 +38,7 @@ type Import struct {
 	place
 	Site     string `env:"-" type:"text" placeholder:"NAME" help:"Import into this site. Without it each counter goes to the site that it was exported from."`
 	File     string `type:"text" placeholder:"FILE" help:"The file of an export. Without it the export is read from standard input."`
-	Counters string `type:"text" placeholder:"FILE" help:"The file of rules, as for serve. They say which counters are exact, and how long ledgers and time buckets are kept."`
+	Counters string `type:"text" placeholder:"FILE" help:"The file of rules, as for serve. They say how long ledgers and time buckets are kept."`
 }
 
 // stores returns where the counters are. It refuses settings that cannot work.
