@@ -17,8 +17,9 @@ import (
 var _ counter.Dumper = (*Reader)(nil)
 
 const (
-	// dumpPage is how many heads of each partition an export reads at a time.
-	dumpPage = 64
+	// dumpPage is how many keys of each partition an export reads at a time. For each page Redis, whose hashes have no
+	// order, is asked for all heads of the partition.
+	dumpPage = 4096
 	// dumpTries is how often an export reads a counter that keeps changing during the read. It accepts the last try, in
 	// which some parts may be newer than others.
 	dumpTries = 5
