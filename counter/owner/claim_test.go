@@ -3,6 +3,7 @@ package owner_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,6 +68,69 @@ func TestAClaimThatComesLate(t *testing.T) {
 		if err := <-claimed; !errors.Is(err, owner.ErrNotOwner) || o.Owns(2) {
 			t.Errorf("the claim ends with %v, and it is %v that the partition is owned; want ErrNotOwner, and false",
 				err, o.Owns(2))
+		}
+	})
+}
+
+// lostAndSilent is a store that answers no claim of partition 1 and has lost its commits, once hangs is closed: a
+// master of a Redis Cluster has failed over, and the PostgreSQL behind it is slow.
+type lostAndSilent struct {
+	*rowsmem.Store
+	hangs chan struct{}
+}
+
+func (s lostAndSilent) has(partition int) bool {
+	select {
+	case <-s.hangs:
+		return partition == 1
+	default:
+		return false
+	}
+}
+
+// Claim implements rows.Store.
+func (s lostAndSilent) Claim(ctx context.Context, name string, wanted []rows.Former) ([]rows.Claim, error) {
+	if s.has(wanted[0].Partition) {
+		<-ctx.Done()
+		return nil, rows.ErrUnavailable
+	}
+
+	return s.Store.Claim(ctx, name, wanted)
+}
+
+// Commit implements rows.Store.
+func (s lostAndSilent) Commit(ctx context.Context, commits []rows.Commit) []error {
+	errs := slices.Clone(s.Store.Commit(ctx, commits))
+	for i := range commits {
+		if s.has(commits[i].Partition) {
+			errs[i] = &rows.Lost{}
+		}
+	}
+
+	return errs
+}
+
+// TestAClaimAfterALossHoldsUpNoOtherPartition: the store has lost commits of one partition, and does not answer the
+// claim of it. Meanwhile the other partitions are served.
+func TestAClaimAfterALossHoldsUpNoOtherPartition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := lostAndSilent{rowsmem.New(rowsmem.Config{}), make(chan struct{})}
+		o := begin(t, "a", store)
+		defer o.Close()
+		if err := o.Own(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+
+		// Within two seconds the owner finds the loss, and claims the partition again and again.
+		close(store.hangs)
+		time.Sleep(2 * time.Second)
+		for range 20 {
+			began := time.Now()
+			makes(t, o, increment("k"))
+			if took := time.Since(began); took > 0 {
+				t.Fatalf("a call of another partition took %v, want no wait", took)
+			}
+			time.Sleep(time.Second)
 		}
 	})
 }

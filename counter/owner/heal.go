@@ -44,21 +44,69 @@ func (o *Owner) giveUp(p *partition) {
 
 // heal claims p again after the store has refused a commit, and has every row written that the store may lack, or gives
 // p up if another process has claimed it. The calls in the turn of p are judged again, unless the store has made that
-// commit before. The caller has the turn.
+// commit before. The caller has the turn. It does not wait for the claim, which may take long, because other partitions
+// need the turn.
 func (o *Owner) heal(p *partition, commit *rows.Commit) {
 	fencedOrLost.Reached()
+	own := cloned(commit)
+	former := rows.Former{Partition: p.id, Epoch: p.epoch}
+	healed := make(chan struct{})
 
+	o.mu.Lock()
+	defer o.mu.Unlock()
+
+	p.unsure = true
+	// From here on a release waits, because only this process has what the store may have lost.
+	p.healed = healed
+	o.wg.Go(func() {
+		defer close(healed)
+		o.claimAgain(p, former, &own)
+	})
+}
+
+// claimAgain claims p again, and then takes the turn to go on.
+func (o *Owner) claimAgain(p *partition, former rows.Former, commit *rows.Commit) {
+	// A tiered store makes one claim at a time, and the time of the others would run out while they wait there.
+	if o.wait(o.ctx, o.reclaiming) != nil {
+		return // Close gives the partition up
+	}
 	// The claim names the former claim, so it is refused if another process has claimed the partition since.
 	ctx, cancel := o.limited()
-	claims, err := o.store.Claim(ctx, o.cfg.Name, []rows.Former{{Partition: p.id, Epoch: p.epoch}})
+	claims, err := o.store.Claim(ctx, o.cfg.Name, []rows.Former{former})
 	cancel()
-	if err != nil || claims[0].Err != nil {
+	o.reclaiming.unlock()
+
+	if o.lock(o.ctx) != nil {
+		return
+	}
+	defer o.unlock()
+
+	o.mu.Lock()
+	p.unsure = false
+	p.healed = nil
+	released := o.owned[p.id] != p
+	o.mu.Unlock()
+	// Its callers have turned to the next owner.
+	if released {
+		return
+	}
+
+	if err == nil {
+		err = claims[0].Err
+	}
+	if err != nil {
 		// The outcome is unknown: the claim may have been granted. Repeat the commit until the store answers; its
 		// answer leads here again. Until then p is kept, because it alone may have what the store lost.
 		o.doubt(p, commit)
 		return
 	}
-	if claims[0].Epoch == 0 {
+	o.healClaimed(p, claims[0], commit)
+}
+
+// healClaimed goes on with a partition that has been claimed again, or is another process's now. The caller has the
+// turn.
+func (o *Owner) healClaimed(p *partition, claim rows.Claim, commit *rows.Commit) {
+	if claim.Epoch == 0 {
 		replaced.Reached()
 		o.giveUp(p)
 		return
@@ -66,7 +114,7 @@ func (o *Owner) heal(p *partition, commit *rows.Commit) {
 
 	// An earlier attempt may have made the commit that the store refused in the end, for example because a claim of
 	// this process arrived late. Without that commit, the rows in memory would be older than those in the store.
-	wasMade := claims[0].Number == commit.Number && commit.Number > p.number
+	wasMade := claim.Number == commit.Number && commit.Number > p.number
 	if wasMade {
 		p.number = commit.Number
 		o.land(p)
@@ -75,9 +123,9 @@ func (o *Owner) heal(p *partition, commit *rows.Commit) {
 	}
 
 	// The commits that heal have to name the new claim.
-	p.epoch = claims[0].Epoch
+	p.epoch = claim.Epoch
 	_ = o.emptyCommit(p) // starts the draft that handleOutcome ends after the last piece
-	pieces := p.healing(claims[0].Number, o.cfg.HealRows)
+	pieces := p.healing(claim.Number, o.cfg.HealRows)
 	if len(pieces) > 1 {
 		healsInPieces.Reached()
 	}
@@ -179,13 +227,18 @@ func (o *Owner) emptyCommit(p *partition) rows.Commit {
 func (o *Owner) doubt(p *partition, commit *rows.Commit) {
 	inDoubt.Reached()
 
-	// p may be given up before the outcome is known, and then another partition uses the draft and its slices.
+	o.commitLater(p, []rows.Commit{cloned(commit)}, nil)
+}
+
+// cloned returns a copy of a commit. Its partition may be given up before the outcome is known, and then another one
+// uses the draft and its slices.
+func cloned(commit *rows.Commit) rows.Commit {
 	own := *commit
 	own.Rows = slices.Clone(commit.Rows)
 	own.IDs = slices.Clone(commit.IDs)
 	own.Asked = slices.Clone(commit.Asked)
 
-	o.commitLater(p, []rows.Commit{own}, nil)
+	return own
 }
 
 // commitLater hands p over to a goroutine of its own, which makes commits and waits for their outcomes. Until these are

@@ -122,7 +122,7 @@ type Owner struct {
 
 	ctx  context.Context // ends with Close
 	stop context.CancelFunc
-	wg   sync.WaitGroup // verify, sweep, and commitAll of each partition that is unsure
+	wg   sync.WaitGroup // verify, sweep, and claimAgain or commitAll of each partition that is unsure
 
 	waiting atomic.Int64  // changes of all calls that are not answered
 	cached  atomic.Int64  // rows in memory, as of a moment ago
@@ -135,8 +135,9 @@ type Owner struct {
 	scratch scratch
 
 	// claiming is a lock whose waiters may give up: Own makes one claim at a time. It is locked before turn.
-	claiming turnLock
-	healing  chan struct{} // has capacity 1: one partition at a time is healed
+	claiming   turnLock
+	reclaiming turnLock      // one partition at a time is claimed again after a loss. It is locked before turn
+	healing    chan struct{} // has capacity 1: one partition at a time is healed
 
 	mu    sync.Mutex // guards the fields below
 	owned [rows.Partitions]*partition
@@ -159,6 +160,7 @@ func New(store rows.Store, cfg Config) *Owner {
 	o := &Owner{cfg: cfg.withDefaults(), store: store}
 	o.turn = newTurnLock()
 	o.claiming = newTurnLock()
+	o.reclaiming = newTurnLock()
 	o.healing = make(chan struct{}, 1)
 	o.memory = newMemory(&o.cfg)
 	// A store in memory answers reads itself, so it needs no cache, and its counters can be residents.

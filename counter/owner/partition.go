@@ -9,9 +9,11 @@ import (
 // partition is a partition in the memory of its owner. The holder of the owner's turn owns the fields from epoch on.
 type partition struct {
 	id     int
-	queue  []*pending    // calls for later turns, guarded by Owner.mu
-	listed bool          // the partition is in Owner.busy; guarded by Owner.mu
-	unsure bool          // commitAll has the partition until the outcomes of its commits are known; guarded by Owner.mu
+	queue  []*pending // calls for later turns, guarded by Owner.mu
+	listed bool       // the partition is in Owner.busy; guarded by Owner.mu
+	// unsure says that claimAgain or commitAll has the partition, until it is claimed and the outcomes of its commits
+	// are known. Guarded by Owner.mu.
+	unsure bool
 	healed chan struct{} // closed when the lost rows are written again; nil: none are lost. Guarded by Owner.mu
 
 	exactOutside bool // exact counters are in partition Outside
