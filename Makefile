@@ -93,16 +93,20 @@ test:
 
 # What is left: the race detector where goroutines of the product are in the test's own process, the other servers and
 # browsers without it, all at once since they promise nothing in seconds. At the end the promises in seconds, in two rows of
-# one package after the other. With -short a test has fewer random histories; make test had all of them.
+# one package after the other, and the rest in the CPU time that these leave. With -short a test has fewer random histories;
+# make test had all of them.
 test-all:
 	$(call part,setup,$(MAKE) -s setup)
 	$(call part,race detector$(,) servers and browsers,$(with) $(call beside,\
 		$(call gotest,$(RACE) -p 3 -short -skip '^TestClock|$(CONTRACT)|$(ALONE)',$(RACED)),\
+		$(call beside,$(call gotest,$(SERVER),./counter/call ./deploy ./internal/rows/rowstier ./internal/servertest),$(call browsers,test:server))))
+	$(call part,clocks$(,) upgrade and the rest,$(with) $(call beside,\
+		$(call gotest,$(CLOCK) -parallel 6,$(FAULTS)) && $(MAKE) -s upgrade,\
 		$(call beside,\
-			$(call gotest,$(SERVER),./cmd/release ./counter/call ./deploy ./internal/models ./internal/rows/rowstier ./internal/servertest .) && $(MAKE) -s rest,\
-			$(call browsers,test:server))))
-	$(call part,clocks and upgrade,$(with) $(call beside,$(call gotest,$(CLOCK) -p 1 -parallel 6,$(CLOCKS)) && $(call browsers,test:clock),$(call gotest,$(CLOCK) -parallel 6,$(FAULTS)) && $(MAKE) -s upgrade))
+			$(call gotest,$(CLOCK) -p 1 -parallel 6,$(CLOCKS)) && $(call browsers,test:clock),\
+			nice -n 19 $(MAKE) -s rest)))
 rest:
+	$(call part,models$(,) release$(,) documents,$(call gotest,$(SERVER),./internal/models ./cmd/release .))
 	$(call part,staticcheck,$(GO) tool staticcheck ./... headcount/client)
 	$(call part,portable,$(call gotest,$(PURE) $(PORTABLE),./internal/machine ./gateway ./gateway/httppolicy ./gateway/socket))
 
