@@ -93,7 +93,7 @@ func killed9(m *member, rest func()) fault {
 	}
 }
 
-// sizes are resident bytes, open descriptors and goroutines of processes, by the names of both.
+// sizes are bytes in use, open descriptors and goroutines of processes, by the names of both.
 type sizes map[string]float64
 
 func (s sizes) String() string {
@@ -116,9 +116,7 @@ func (s *shop) sizes(t *testing.T, redis *redistest.Server, members []*member, u
 		note("redis files", files(t, redis.PID()))
 		for _, m := range members {
 			collect(t, m)
-			// An owner of counters keeps rows that it has written, up to 64 MB, which no hour fills.
-			memory := float64(servertest.Memory(m.process.PID())) - metric(t, m, "headcount_owner_rows_bytes")
-			note(m.name+" kB", memory/1024)
+			note(m.name+" kB", inUse(t, m)/1024)
 			note(m.name+" files", files(t, m.process.PID()))
 			note(m.name+" goroutines", metric(t, m, "go_goroutines"))
 		}
@@ -159,6 +157,17 @@ func files(t *testing.T, pid int) float64 {
 	}
 
 	return float64(n)
+}
+
+// inUse returns the resident memory of a process, but for what grows by design or is free already.
+func inUse(t *testing.T, m *member) float64 {
+	t.Helper()
+	// An owner of counters keeps rows that it has written, up to 64 MB, which no hour fills.
+	rows := metric(t, m, "headcount_owner_rows_bytes")
+	// What the runtime has not yet returned to the system comes and goes, like garbage.
+	free := metric(t, m, "go_memstats_heap_idle_bytes") - metric(t, m, "go_memstats_heap_released_bytes")
+
+	return float64(servertest.Memory(m.process.PID())) - rows - free
 }
 
 // metric returns a metric without labels, 0 if the process has no such.
