@@ -51,7 +51,10 @@ func (fs *FollowService) turn(ctx context.Context, user User) (end func(), err e
 
 	select {
 	case t.held <- struct{}{}:
-		return func() { <-t.held; fs.leave(user, t) }, nil
+		return func() {
+			<-t.held
+			fs.leave(user, t)
+		}, nil
 	case <-ctx.Done():
 		fs.leave(user, t)
 		return nil, errCrowded

@@ -82,9 +82,7 @@ func (o *Owner) claimAgain(p *partition, former rows.Former, commit *rows.Commit
 	defer o.unlock()
 
 	o.mu.Lock()
-	p.unsure = false
-	p.healed = nil
-	released := o.owned[p.id] != p
+	released := o.sureLocked(p)
 	o.mu.Unlock()
 	// Its callers have turned to the next owner.
 	if released {
@@ -288,9 +286,7 @@ func (o *Owner) commitAll(p *partition, commits []rows.Commit, healed chan struc
 
 	// From here on a turn may take calls from the queue again.
 	o.mu.Lock()
-	p.unsure = false
-	p.healed = nil
-	released := o.owned[p.id] != p
+	released := o.sureLocked(p)
 	if len(p.queue) > 0 {
 		o.listLocked(p)
 		p.callQueueLocked()
@@ -306,6 +302,15 @@ func (o *Owner) commitAll(p *partition, commits []rows.Commit, healed chan struc
 	if healed != nil && o.cfg.Hub != nil {
 		o.cfg.Hub.MarkMissed()
 	}
+}
+
+// sureLocked ends the time in which turns skip p, and reports whether p was released in it. The caller has the turn and
+// mu.
+func (o *Owner) sureLocked(p *partition) (released bool) {
+	p.unsure = false
+	p.healed = nil
+
+	return o.owned[p.id] != p
 }
 
 // insist repeats a commit until its outcome is known. ErrFull does not count as an outcome: an earlier attempt may
