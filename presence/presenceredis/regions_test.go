@@ -167,6 +167,25 @@ func TestServerMergeEqualsThePureType(t *testing.T) {
 	differential(t, server.URL(), func() { server.Flush(t) })
 }
 
+func TestServerPairThatArrivesAgainAddsNothing(t *testing.T) {
+	t.Parallel()
+	us := newWorld(t, redistest.Start(t).URL(), "us", "eu")
+	peer := presenceredis.NewPeer(us.Store, "eu", "us")
+
+	for from := range uint64(3) {
+		b := pncounter.Batch{
+			Region: "eu", Bucket: presence.Bucket("a", presence.DefaultBuckets), Log: 1, From: from, To: from + 1,
+			Pages: []pncounter.PagePair{{Page: "a", Pair: pncounter.Pair{Incarnation: 5, Increments: 3, Decrements: 1}}},
+		}
+		if _, err := peer.Merge(t.Context(), []pncounter.Batch{b}); err != nil {
+			t.Fatal(err)
+		}
+		if users, _ := part(t, us.Store, "a", "eu"); users != 2 {
+			t.Fatalf("after batch %d the page has %d users in eu, want 2", from+1, users)
+		}
+	}
+}
+
 // world is a region: its Redis, and one owner of all partitions.
 type world struct {
 	*presenceredis.Store
