@@ -220,7 +220,29 @@ func (r *recorder) ended(o *partitionOwner, is rows.Claim, err error) {
 		one.outcome = isOwned
 	}
 
-	r.add(o.process, o.partition, one)
+	added := r.add(o.process, o.partition, one)
+	if added != nil && one.outcome == isOwned {
+		r.endBeforeSend(added)
+	}
+}
+
+// endBeforeSend moves the end of a takeover before a drain that was waiting for it. The tier lets the drain go on a
+// moment before it tells the owner, who records the end; in the model the two are one action.
+func (r *recorder) endBeforeSend(end *action) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	at := slices.Index(r.actions, end)
+	for i := at - 1; i >= 0; i-- {
+		if r.actions[i].slot != end.slot {
+			continue
+		}
+		if r.actions[i].kind == sends {
+			r.actions = slices.Insert(slices.Delete(r.actions, at, at+1), i, end)
+		}
+
+		return
+	}
 }
 
 func (r *recorder) release(o *partitionOwner) { r.add(o.process, o.partition, action{kind: releases}) }
