@@ -171,11 +171,12 @@ func TestServerPairThatArrivesAgainAddsNothing(t *testing.T) {
 	t.Parallel()
 	us := newWorld(t, redistest.Start(t).URL(), "us", "eu")
 	peer := presenceredis.NewPeer(us.Store, "eu", "us")
+	two := pncounter.PagePair{Page: "a", Pair: pncounter.Pair{Incarnation: 5, Increments: 3, Decrements: 1}}
 
 	for from := range uint64(3) {
 		b := pncounter.Batch{
 			Region: "eu", Bucket: presence.Bucket("a", presence.DefaultBuckets), Log: 1, From: from, To: from + 1,
-			Pages: []pncounter.PagePair{{Page: "a", Pair: pncounter.Pair{Incarnation: 5, Increments: 3, Decrements: 1}}},
+			Pages: []pncounter.PagePair{two},
 		}
 		if _, err := peer.Merge(t.Context(), []pncounter.Batch{b}); err != nil {
 			t.Fatal(err)
