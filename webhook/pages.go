@@ -476,7 +476,7 @@ func (r *round) judgeCount(s subject, t *state, c presence.Count, read bool) {
 	changed := c.Users != last.users
 	// A publication may be older than the count of the last event, or a clock that went back has given all counts lower
 	// versions. Only a read tells.
-	isUnsure := !read && c.Version.Compare(last.version) < 0
+	isUnsure := changed && !read && c.Version.Compare(last.version) < 0
 	// Clocks differ, and are set: the last event may have a time that is far ahead.
 	isRecent := r.now.Sub(last.at).Abs() < s.hook.every
 	// Nobody need know any more when the last event was, so the state can go when the interval is over.
@@ -485,7 +485,7 @@ func (r *round) judgeCount(s subject, t *state, c presence.Count, read bool) {
 	switch {
 	case waits:
 		r.pages.set(s, t, next)
-	case changed && isUnsure:
+	case isUnsure:
 		r.pages.set(s, t, r.now)
 	case changed:
 		r.change(s, t, c, reportedCount{c.Users, c.Version, r.now}.String())

@@ -237,13 +237,16 @@ func (h *Holdings) Run(t testing.TB, steps int) {
 	}
 
 	for range steps {
-		switch n := h.Rand.IntN(20); {
+		n := h.Rand.IntN(20)
+		pauses := n >= 14 && n < 17 && h.Pause != nil
+		crashes := n == 17 && h.Crash != nil
+		switch {
 		case n < 14:
 			h.step(t)
-		case n < 17 && h.Pause != nil:
+		case pauses:
 			h.Pause(time.Duration(h.Rand.Int64N(int64(4 * time.Second))))
 			h.expire(t)
-		case n == 17 && h.Crash != nil:
+		case crashes:
 			h.Store = h.Crash()
 		case n == 18:
 			key := h.key()
@@ -316,13 +319,13 @@ func (h *holdingTruth) make(c counter.Change) (changed bool, why error) {
 	if c.Verb == counter.Cancel {
 		to = counter.Cancelled
 	}
+	isOver := to == counter.Cancelled && r.Status == counter.Expired // and needs no cancel
 	switch {
 	case c.Verb == counter.Reserve:
 		return h.reserve(c, r)
 	case r.Status == 0:
 		return false, counter.ErrNoReservation
-	// A reservation that has expired needs no cancel.
-	case r.Status == to, to == counter.Cancelled && r.Status == counter.Expired:
+	case r.Status == to, isOver:
 		return false, nil
 	case r.Status != counter.Open:
 		return false, counter.ErrReservation
@@ -339,8 +342,9 @@ func (h *holdingTruth) make(c counter.Change) (changed bool, why error) {
 
 func (h *holdingTruth) reserve(c counter.Change, r counter.Reservation) (changed bool, why error) {
 	isOpen := r.Status == counter.Open
+	isRepeated := isOpen && r.Amount == c.Delta
 	switch {
-	case isOpen && r.Amount == c.Delta:
+	case isRepeated:
 		return false, nil
 	case isOpen, r.Status == counter.Committed:
 		return false, counter.ErrReservation

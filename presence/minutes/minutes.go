@@ -134,11 +134,12 @@ func Ask(last, step, retention time.Duration, now time.Time) (Question, error) {
 		step = defaultStep
 	}
 
+	isWholeMinutes := step >= time.Minute && step%time.Minute == 0
 	switch {
 	case last > retention:
 		return Question{}, fmt.Errorf("%w: minutes are kept for %s; ask for a shorter last, or for step=1d",
 			ErrTime, retention)
-	case step < time.Minute || step%time.Minute != 0:
+	case !isWholeMinutes:
 		return Question{}, fmt.Errorf("%w: a step is a whole number of minutes; ask for step=1m or longer", ErrTime)
 	}
 
