@@ -47,7 +47,7 @@ CONTRACT  = ^TestServerContract$$
 RACE = -race -gcflags=all=-dwarf=false
 
 # In these one goroutine works for long: months pass, something becomes full, or spin does the work.
-ALONE = ^Test(SimulationFindsPlantedFaults|ServerTracesOf.*|ArchiveReadsLittle|PrunedMap|MemoryOfASum|ExpiredRowsAreSwept|LimitsInMemoryAreBounded|DeletionsAreForgotten|DeletedCountersLeaveNoRows)$$
+ALONE = ^Test(SimulationFindsPlantedFaults|ServerTracesOf.*|ArchiveReadsLittle|PrunedMap|MemoryOfASum|ExpiredRowsAreSwept|LimitsInMemoryAreBounded|AYearOfPagesTakes50MB|ReservationsDueForLong|DeletionsAreForgotten|DeletedCountersLeaveNoRows)$$
 
 # The programs that tests start read what they tell their clients, and end when that breaks a promise (promises.go).
 PROMISES = -tags promises,nomsgpack
