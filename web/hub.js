@@ -120,6 +120,9 @@ export function Hub(base, keep, getToken, same, say) {
   };
   const syncAll = () => links.forEach(sync);
 
+  const complain = (/** @type {string} */ code, /** @type {string} */ message) =>
+    say({ frame: { type: 'error', code, message } });
+
   /** Determines the state and reports it if it has changed. */
   const show = () => {
     /** @type {State} */
@@ -195,7 +198,7 @@ export function Hub(base, keep, getToken, same, say) {
         const found = await attempts._rescue?.default(address, attempts._failures, attempts._refusal, links);
         if (typeof found === 'string') {
           if (found !== attempts._refusal)
-            say({ frame: { type: 'error', code: 'refused', message: (attempts._refusal = found) } });
+            complain('refused', (attempts._refusal = found));
         } else if (found !== undefined) {
           attempts._refusal = '';
           Socket = found ?? Socket;
@@ -218,7 +221,7 @@ export function Hub(base, keep, getToken, same, say) {
       attempts._failures++; // the welcome sets it to 0
       links.add(link);
     } catch (cause) {
-      say({ frame: { type: 'error', code: 'connect', message: `${cause}` } });
+      complain('connect', `${cause}`);
     }
     attempts._dialing = false;
     if (!link) later(backoff());
@@ -229,11 +232,6 @@ export function Hub(base, keep, getToken, same, say) {
 
   const heard = (/** @type {Link} */ link, /** @type {Frame} */ frame, /** @type {unknown} */ token) => {
     const { type, code } = frame;
-    const again = () => {
-      link._joined.clear();
-      link._subscribed.clear();
-      sync(link);
-    };
     if (type === 'welcome') {
       link._welcome = true;
       attempts._failures = 0;
@@ -252,15 +250,21 @@ export function Hub(base, keep, getToken, same, say) {
     }
     if (type === 'unread') news._unread = frame;
     const topic = refused(frame);
-    if (topic) {
-      // The whole frame was refused. Say everything again without that topic.
-      for (const { join, watch } of members.values()) {
+    if (topic)
+      for (const { join, watch } of [...members.values(), { join: link._joined, watch: link._subscribed }]) {
         join.delete(topic);
         watch.delete(topic);
       }
-      again();
+    // The whole frame was refused. What else was in it is said again when all refusals that are under way have come,
+    // which the answer to a heartbeat shows: each topic may cost one error, since the server takes twenty.
+    if (topic || code === 'rate_limited')
+      link._again ||= setTimeout(() => link._send({ type: 'heartbeat' }), topic ? 0 : GRACE_MS);
+    if (type === 'heartbeat' && link._again) {
+      link._again = 0;
+      link._joined.clear();
+      link._subscribed.clear();
+      sync(link);
     }
-    if (code === 'rate_limited') setTimeout(again, GRACE_MS);
     if (code === 'token_expired') {
       if (token) console.error(frame.message); // it is fixed: nobody is asked for a new one
       attempts._expired = token;

@@ -45,6 +45,7 @@ export function Link(socket, events) {
     /** @type {Set<string>} */ _subscribed: new Set(),
     // Values that other tabs have received, and a tab that came later has not. A link that is paused brings none.
     /** @type {Set<string>} */ _owed: new Set(),
+    /** @type {any} */ _again: 0, // while something that was refused waits to be sent again
     _heartbeat: HEARTBEAT_MS,
 
     _send(/** @type {object} */ frame) {

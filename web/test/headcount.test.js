@@ -731,16 +731,68 @@ test('a token function that never answers is a failed attempt', async () => {
   assert.equal(sockets.length, 1);
 });
 
+/**
+ * Answers what was sent over a socket as a server does: of each frame it names the first topic that it refuses, and
+ * then takes nothing of it. Returns how many frames it refused until nothing more was sent.
+ */
+async function serve(socket, isRefused, taken) {
+  let errors = 0;
+  for (let sent = socket.take(); sent.length; sent = socket.take()) {
+    for (const { type, page, pages = [], counters = [] } of sent) {
+      const topics = [...(page ? [page] : pages), ...counters];
+      const bad = topics.find(isRefused);
+      if (bad) {
+        const member = counters.includes(bad) ? 'counter' : 'page';
+        socket.say({ type: 'error', code: 'forbidden', message: 'no', [member]: bad });
+        errors++;
+      } else for (const topic of topics) taken[type === 'unsubscribe' || type === 'leave' ? 'delete' : 'add'](topic);
+      if (type === 'heartbeat') socket.say({ type });
+    }
+    await tick(0);
+  }
+  return errors;
+}
+
 test('a refused page does not take the others with it', async () => {
   const headcount = client();
   headcount.watch(['good', 'b\u0000d', 'fine'], () => {});
   await settle();
   sockets[0].welcome();
-  sockets[0].take();
-  sockets[0].say({ type: 'error', code: 'bad_page', message: 'no such character', page: 'b\u0000d' });
+  const taken = new Set();
+  await serve(sockets[0], (topic) => topic === 'b\u0000d', taken);
+  assert.deepEqual([...taken], ['good', 'fine']);
+  assert.deepEqual(headcount.errors.map(({ page }) => page), ['b\u0000d']);
+});
+
+test('of many refused pages and counters each costs one error, since a connection has twenty', async () => {
+  const headcount = client();
+  for (let i = 0; i < 6; i++) {
+    headcount.join(`private/${i}`);
+    headcount.watch([`private/w${i}`, `open/w${i}`], () => {});
+    headcount.counter(`private:${i}`).watch(() => {});
+  }
+  headcount.join('open');
   await settle();
-  assert.deepEqual(sockets[0].take(), [{ type: 'subscribe', pages: ['good', 'fine'] }]);
-  assert.equal(headcount.errors[0].page, 'b\u0000d');
+  sockets[0].welcome();
+  const taken = new Set();
+  assert.equal(await serve(sockets[0], (topic) => topic.startsWith('private'), taken), 18);
+  assert.deepEqual([...taken].sort(), ['open', ...[0, 1, 2, 3, 4, 5].map((i) => `open/w${i}`)]);
+  assert.equal(headcount.errors.length, 18);
+});
+
+test('what was refused because it came too fast is sent again once, however many frames it was', async () => {
+  const headcount = client();
+  for (let i = 0; i < 30; i++) headcount.join(`p${i}`);
+  await settle();
+  sockets[0].welcome();
+  sockets[0].take();
+  for (let i = 0; i < 5; i++) sockets[0].say({ type: 'error', code: 'rate_limited', message: 'too many' });
+  await tick(2_000);
+  assert.deepEqual(sockets[0].take(), [{ type: 'heartbeat' }]);
+  sockets[0].say({ type: 'heartbeat' });
+  assert.equal(sockets[0].take().length, 30);
+  await tick(10_000);
+  assert.deepEqual(sockets[0].take(), []);
 });
 
 test('frames that make no sense are ignored', async () => {
@@ -1115,7 +1167,9 @@ test('a counter that the server refuses is dropped, and the rest is said again',
   await settle();
   sockets[0].take();
   sockets[0].say({ type: 'error', code: 'forbidden', message: 'not public', counter: 'stock:1' });
-  await settle();
+  await tick(0);
+  assert.deepEqual(sockets[0].take(), [{ type: 'heartbeat' }]);
+  sockets[0].say({ type: 'heartbeat' });
   assert.deepEqual(sockets[0].take(), [{ type: 'join', page: 'p' }, { type: 'subscribe', counters: ['likes:1'] }]);
   assert.deepEqual(headcount.errors, [{ code: 'forbidden', message: 'not public', counter: 'stock:1' }]);
   sockets[0].say(lasting('stock:1', 1, '1-1'));
