@@ -28,7 +28,8 @@ SERVER = -run '^TestServer'
 CLOCK  = -run '^TestClock'
 
 # Where the product runs as another process or not at all, so that the race detector sees nothing of it.
-OUTSIDE = ./cmd/headcount/e2e ./cmd/headcount/faults ./cmd/release ./deploy ./internal/models ./internal/servertest .
+TOOLS   = ./internal/bench ./internal/browser ./internal/histories ./internal/prove ./internal/testkit
+OUTSIDE = ./cmd/headcount/e2e ./cmd/headcount/faults ./cmd/release ./deploy ./internal/models ./internal/servertest . $(TOOLS)
 INSIDE  = $$($(GO) list ./... headcount/client | grep -vxF "$$($(GO) list $(OUTSIDE))")
 
 # Of these, packages where something runs at once, in the product or its tests: elsewhere the race detector sees nothing.

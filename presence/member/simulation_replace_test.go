@@ -35,7 +35,7 @@ func TestLeaversAreGoneInTimeWhileAProcessIsKilledAndReplaced(t *testing.T) {
 	const limit = 10 * time.Second
 	worst := time.Duration(0)
 	for pause := range 8 {
-		for moment := range 6 {
+		for moment := range moments(6) {
 			synctest.Test(t, func(t *testing.T) {
 				took, who := replace(true, time.Duration(pause)*time.Second, time.Duration(moment)*renewEvery/6)
 				worst = max(worst, took)
