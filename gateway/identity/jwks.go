@@ -73,7 +73,6 @@ type keySource struct {
 
 	fetches singleflight.Group // one at a time
 	busy    atomic.Bool        // a fetch is under way
-	away    atomic.Bool        // the last fetch failed
 	back    time.Duration      // after began: when all fetches that keysRate allows are back; only fetches use it
 }
 
@@ -101,13 +100,9 @@ func (k *keySource) current(ctx context.Context) (*keySet, error) {
 
 	if set == nil {
 		// Without any keys there is nothing to go on with, so this call waits.
-		k.renew(ctx, nil)
-		set = k.set.Load()
-		if set == nil {
-			return nil, ErrKeysAway
-		}
+		err := k.renew(ctx, nil)
 
-		return set, nil
+		return k.set.Load(), err
 	}
 
 	// The old keys serve while newer ones are fetched. k.fetches keeps something for each call that it joins, so none
@@ -149,11 +144,12 @@ func (s *keySet) find(alg, kid string) (keys []jwt.VerificationKey, exact bool) 
 	return maybe, false
 }
 
-// renew waits for a fetch, and reports whether the set is now another than old.
-func (k *keySource) renew(ctx context.Context, old *keySet) bool {
+// renew waits for keys that are newer than old. Without an error there are some, though they may be the same ones. The
+// error is ErrKeysAway: the fetch failed, there were too many lately, or ctx ended first.
+func (k *keySource) renew(ctx context.Context, old *keySet) error {
 	// Another call has fetched meanwhile.
 	if k.set.Load() != old {
-		return true
+		return nil
 	}
 
 	select {
@@ -161,7 +157,11 @@ func (k *keySource) renew(ctx context.Context, old *keySet) bool {
 	case <-ctx.Done():
 	}
 
-	return k.set.Load() != old
+	if k.set.Load() == old {
+		return ErrKeysAway
+	}
+
+	return nil
 }
 
 // fetch starts a fetch, unless one is under way. When the fetch is over, the channel has an element. If there were too
@@ -179,8 +179,6 @@ func (k *keySource) fetch() <-chan singleflight.Result {
 
 		k.back = back
 		set, err := k.get()
-		k.away.Store(err != nil)
-
 		if err == nil {
 			// After a failure the old keys go on.
 			k.set.Store(set)

@@ -22,7 +22,7 @@ var (
 	// errOthers: it is a token, but not one that was signed for this server.
 	errOthers = fmt.Errorf("%w", ErrBadToken)
 	// ErrKeysAway: the key that signed the token is unknown and the keys cannot be fetched
-	// now, so the token may be good or bad. The caller should try again later.
+	// now, or were fetched too often lately, so the token may be good or bad. The caller should try again later.
 	ErrKeysAway = errors.New("the keys that verify tokens cannot be fetched now")
 )
 
@@ -84,12 +84,12 @@ func (ids *Identities) verifyToken(ctx context.Context, raw string) (jwt.MapClai
 		return claims, err
 	}
 
-	// The issuer may have changed its keys since the last fetch.
-	if ids.keys.renew(ctx, set) {
-		claims, _, err = ids.verifySignature(ctx, raw)
-	} else if ids.keys.away.Load() {
-		return nil, ErrKeysAway
+	// The issuer may have changed its keys since the last fetch. As long as nobody knows that, the token may be good: a
+	// refusal would log its user out.
+	if err := ids.keys.renew(ctx, set); err != nil {
+		return nil, err
 	}
+	claims, _, err = ids.verifySignature(ctx, raw)
 
 	return claims, err
 }
