@@ -269,6 +269,13 @@ func (o *Owner) commitAll(p *partition, commits []rows.Commit, healed chan struc
 	for i := range commits {
 		last = &commits[i]
 		err = o.insist(last)
+		// The store may have lost rows and kept the IDs of their commits, as a Redis does that evicts keys. Then the
+		// rest is missing.
+		var known *rows.Known
+		for healed != nil && errors.As(err, &known) {
+			last.IDs = rows.Without(last.IDs, known.IDs)
+			err = o.insist(last)
+		}
 		if err != nil {
 			break
 		}

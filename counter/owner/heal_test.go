@@ -23,6 +23,8 @@ type forgetful struct {
 	most int // number of rows and IDs in the largest commit since the loss
 	left int // so many more commits with rows, and the process is dead; negative: it lives on
 	deny int // so many more claims fail
+
+	kept map[[16]byte]rows.ID // IDs that survive losses, nil if none do
 }
 
 func newForgetful() *forgetful {
@@ -75,11 +77,37 @@ func (f *forgetful) Commit(ctx context.Context, commits []rows.Commit) []error {
 	for i := range commits {
 		errs[i] = rows.ErrUnavailable
 		if f.lives(&commits[i]) {
-			errs[i] = f.of(commits[i].Partition).Commit(ctx, commits[i:i+1])[0]
+			errs[i] = f.commit(ctx, &commits[i])
 		}
 	}
 
 	return errs
+}
+
+func (f *forgetful) commit(ctx context.Context, c *rows.Commit) error {
+	f.mu.Lock()
+	var known []rows.ID
+	for _, id := range c.IDs {
+		if is, ok := f.kept[id.Bytes]; ok {
+			known = append(known, is)
+		}
+	}
+	f.mu.Unlock()
+	if len(known) > 0 {
+		return &rows.Known{IDs: known}
+	}
+
+	err := f.of(c.Partition).Commit(ctx, []rows.Commit{*c})[0]
+
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err == nil && f.kept != nil {
+		for _, id := range c.IDs {
+			f.kept[id.Bytes] = id
+		}
+	}
+
+	return err
 }
 
 // lives reports whether the process still lives when it makes a commit.
@@ -180,6 +208,35 @@ func TestWhatWasHealedIsLostAgain(t *testing.T) {
 
 		if is := makes(t, o, once); is.Value != 1 {
 			t.Errorf("after a repetition under its key the counter is %d, want 1", is.Value)
+		}
+	})
+}
+
+// TestHealsWhereIDsAreKept: a store loses rows and keeps idempotency keys, as a Redis does that evicts keys. Its owner
+// writes the rows again all the same.
+func TestHealsWhereIDsAreKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newForgetful()
+		store.kept = map[[16]byte]rows.ID{}
+		o := begin(t, "a", store)
+		defer o.Close()
+
+		for i := range 3 {
+			once := increment("k")
+			once[0].IdempotencyKey = counter.IdempotencyKey{byte(i + 1)}
+			makes(t, o, once)
+		}
+
+		store.lose(-1)
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		answer, err := o.Do(ctx, owner.Call{Partition: 0, Ops: increment("k")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if is := answer.Results[0].Counters[0].Value; is != 4 {
+			t.Errorf("after another increment the counter is %d, want 4", is)
 		}
 	})
 }

@@ -21,6 +21,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -61,6 +62,13 @@ type Row struct {
 type ID struct {
 	Bytes [16]byte
 	Until time.Time
+}
+
+// Without returns ids without others. It modifies neither.
+func Without(ids, others []ID) []ID {
+	return slices.DeleteFunc(slices.Clone(ids), func(id ID) bool {
+		return slices.ContainsFunc(others, func(other ID) bool { return other.Bytes == id.Bytes })
+	})
 }
 
 // Former names a partition to claim. Epoch is that of the caller's former claim, or 0 if there is none.

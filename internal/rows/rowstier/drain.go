@@ -421,7 +421,7 @@ func (p *partition) drainOutcome(c *rows.Commit, err error) error {
 		p.drainedLocked(c)
 		return nil
 	case errors.As(err, &known):
-		p.sending.IDs = without(p.sending.IDs, known.IDs)
+		p.sending.IDs = rows.Without(p.sending.IDs, known.IDs)
 		return nil // the next drain sends the commit without the known IDs
 	case errors.As(err, &fenced), errors.As(err, &lost):
 		p.durable.isHeld = false // the next claimDurable finds out which process owns the partition now

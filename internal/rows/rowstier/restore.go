@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
 	"headcount/internal/rows"
@@ -243,15 +242,8 @@ func (t *takeover) write(ctx context.Context, c *rows.Commit) error {
 		if !errors.As(err, &known) {
 			return err
 		}
-		c.IDs = without(c.IDs, known.IDs)
+		c.IDs = rows.Without(c.IDs, known.IDs)
 	}
-}
-
-// without returns ids without others. It modifies neither.
-func without(ids, others []rows.ID) []rows.ID {
-	return slices.DeleteFunc(slices.Clone(ids), func(id rows.ID) bool {
-		return slices.ContainsFunc(others, func(other rows.ID) bool { return other.Bytes == id.Bytes })
-	})
 }
 
 // addUndrained adds the rows that changed in the durable store to a commit of the fast store, overridden by the
