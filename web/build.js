@@ -58,7 +58,7 @@ export async function served(name) {
     module: true,
     ecma: 2022,
     compress: {
-      passes: 3,
+      passes: 4,
       unsafe: true,
       unsafe_arrows: true,
       hoist_funs: true,

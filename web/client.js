@@ -119,7 +119,7 @@ export class Headcount extends EventTarget {
 
   // What is wanted.
   /** @type {Set<{page: string}>} */ #joins = new Set(); // without those that were taken back
-  /** @type {Set<{keys: string[], callback: (value: any) => void}>} */ #watches = new Set(); // a key is a topic, or '' for unread
+  /** @type {Set<{_keys: string[], _callback: (value: any) => void}>} */ #watches = new Set(); // a key is a topic, or '' for unread
   #read = false; // "read" must still be sent
   // What is known about the wanted topics and unread: at most MAX_PAGES + 1 entries.
   /** @type {Map<string, {value: any, link?: unknown}>} */ #known = new Map();
@@ -131,6 +131,7 @@ export class Headcount extends EventTarget {
   #hidden = 0; // 1: this tab was hidden for PAUSE_MS; 2: for HIDDEN_MS more
   #syncing = false;
   #user = 0; // grows when the user is another one
+  #doubts = 0; // how often it is being found out at this moment whether the user is another one
   #gone = false; // between pagehide and pageshow; whoever opens is here
   /** @type {any} */ #closing;
 
@@ -221,7 +222,7 @@ export class Headcount extends EventTarget {
    * @returns {() => void}
    */
   join(page) {
-    this.#admit([page], /^(-|\.\.?|\*)$/);
+    this.#admit([page], '*'); // the whole site is no page
     return this.#add(this.#joins, { page });
   }
 
@@ -273,7 +274,6 @@ export class Headcount extends EventTarget {
    */
   /** @param {(count: number) => void} [callback] */
   unread(callback) {
-    this.#admit([]);
     return this.#subscribe([''], callback);
   }
 
@@ -305,7 +305,6 @@ export class Headcount extends EventTarget {
 
   /** Sets the user's unread notifications to zero. */
   read() {
-    this.#admit([]);
     this.#read = true;
     this.#changed();
   }
@@ -317,7 +316,7 @@ export class Headcount extends EventTarget {
    * @returns {Promise<void>}
    */
   follow(page) {
-    return this.#follow('PUT', page);
+    return this.#call('PUT', page);
   }
 
   /**
@@ -326,7 +325,7 @@ export class Headcount extends EventTarget {
    * @returns {Promise<void>}
    */
   unfollow(page) {
-    return this.#follow('DELETE', page);
+    return this.#call('DELETE', page);
   }
 
   /**
@@ -334,12 +333,15 @@ export class Headcount extends EventTarget {
    * @returns {Promise<string[]>}
    */
   follows() {
-    return this.#follow('GET');
+    return this.#call('GET');
   }
 
-  /** @type {(method: string, page?: string) => Promise<any>} */
-  async #follow(method, page) {
-    return (await part(MORE)).follow(this, method, page);
+  /**
+   * A call about a counter that lasts, or about what the user follows: one page, or all.
+   * @type {(method: string, topic?: any) => Promise<any>}
+   */
+  #call(method, topic) {
+    return this.lend(part(MORE).then(({ call }) => call), method, topic);
   }
 
   /**
@@ -350,7 +352,6 @@ export class Headcount extends EventTarget {
    */
   counter(key) {
     const topic = COUNTER + key;
-    const change = (/** @type {string} */ method) => async () => this.lend((await part(MORE)).change, method, key);
     const known = this.#known;
     return {
       key,
@@ -358,19 +359,25 @@ export class Headcount extends EventTarget {
         return known.get(topic)?.value.value;
       },
       watch: /** @type {any} */ ((/** @type {any} */ callback) => this.watch(topic, callback)),
-      add: change('PUT'),
-      remove: change('DELETE'),
-      increment: change('POST'),
+      add: () => this.#call('PUT', topic),
+      remove: () => this.#call('DELETE', topic),
+      increment: () => this.#call('POST', topic),
     };
   }
 
   /**
-   * Lets another file of the client make a call as this user.
+   * Lets another file of the client, which may be yet to be loaded, make a call as the user of this moment.
    * @type {(call: any, method: string, name: string) => Promise<any>}
    */
   async lend(call, method, name) {
     const user = this.#user;
-    const token = await ask(this.#token);
+    const sharing = !this.#doubts && this.#sharing;
+    const [token, make] = await Promise.all([ask(this.#token), call]);
+    // Somebody has logged in since then, perhaps in another tab: this is not done in the name of the wrong user.
+    if (sharing && !sharing._same(token)) {
+      this.#identify();
+      throw new Error('Headcount: another user');
+    }
     // This tab's seed may be younger than that of the tab with the connection, which is about to know the user's id.
     const leads = () => this.#sharing?._leads();
     if (method && !token && this.#sharing && !leads() && idOf(this.#base, this.#keep)?.startsWith(SEED))
@@ -379,7 +386,7 @@ export class Headcount extends EventTarget {
       ).catch(() => {});
     // An answer to the user before says nothing of this one.
     const hear = (/** @type {Frame} */ frame) => user === this.#user && this.#hear({ frame });
-    return call(method, name, this.#base, token, this.#keep, token ? () => {} : idOf, hear);
+    return make(method, name, this.#base, token, this.#keep, token ? () => {} : idOf, hear);
   }
 
   /** Leaves every page and ends the connection, until open(). Other tabs may be those of a user who has logged out: they ask. */
@@ -401,7 +408,7 @@ export class Headcount extends EventTarget {
   /** @type {(keys: string[], callback?: (value: any) => void) => any} */
   #subscribe(keys, callback) {
     if (!callback) return this.#iterate(keys);
-    const watch = { keys, callback };
+    const watch = { _keys: keys, _callback: callback };
     for (const key of keys) {
       const known = this.#known.get(key);
       queueMicrotask(() => {
@@ -427,7 +434,7 @@ export class Headcount extends EventTarget {
   }
 
   get #watched() {
-    return new Set([...this.#watches].flatMap(({ keys }) => keys));
+    return new Set([...this.#watches].flatMap(({ _keys }) => _keys));
   }
 
   async *#iterate(/** @type {string[]} */ keys) {
@@ -439,12 +446,12 @@ export class Headcount extends EventTarget {
   /**
    * Refuses at once what the server would refuse later, so that the caller sees why.
    * @param {string[]} topics
-   * @param {RegExp} [reserved]
+   * @param {string} [reserved] a further name that no page has
    */
-  #admit(topics, reserved = /^(-|\.\.?)$/) {
+  #admit(topics, reserved = '') {
     for (const topic of topics) {
       const name = topic.replace?.(COUNTER, '');
-      if (!name || [...name].length > 128 || reserved.test(name))
+      if (!name || [...name].length > 128 || name === reserved || /^(-|\.\.?)$/.test(name))
         throw new TypeError(`Headcount: not a page: ${topic}`);
     }
     if (new Set(['', ...this.#joined, ...this.#watched, ...topics]).size > MAX_PAGES + 1)
@@ -516,10 +523,13 @@ export class Headcount extends EventTarget {
   /** Finds out whether the user is another one now. Then a new connection begins, and other tabs find out, too. */
   async #identify() {
     const sharing = this.#sharing;
-    if (sharing && !(await sharing._stays()) && sharing === this.#sharing) {
+    this.#doubts++;
+    // While there is no token, the user stays.
+    if (sharing && !(await ask(this.#token).then(sharing._same, () => true)) && sharing === this.#sharing) {
       sharing._doubt();
       this.#leave();
     }
+    this.#doubts--;
     this.#changed();
   }
 
@@ -542,10 +552,11 @@ export class Headcount extends EventTarget {
     const { type, ...said } = frame;
     if (type === 'count' || type === 'counter') this.#count(type, said, link);
     if (type === 'unread' && this.#known.get('')?.value !== said.count) this.#learn('', type, said.count);
+    if (type === 'follow') emit(this, type, said);
     if (type === 'error') {
       const topic = refused(said);
       emit(this, 'error', said);
-      for (const watch of this.#watches) watch.keys = watch.keys.filter((key) => key !== topic);
+      for (const watch of this.#watches) watch._keys = watch._keys.filter((key) => key !== topic);
       if (topic) this.leave(topic);
     }
   }
@@ -571,13 +582,13 @@ export class Headcount extends EventTarget {
 
   /** @type {(key: string, type: string, value: any, link?: unknown) => void} */
   #learn(key, type, value, link) {
-    const watches = [...this.#watches].filter(({ keys }) => keys.includes(key));
+    const watches = [...this.#watches].filter(({ _keys }) => _keys.includes(key));
     if (!watches.length && !this.#joined.has(key)) return; // it is for another tab, or a leave was faster
     this.#known.set(key, { value, link });
     emit(this, type, value);
     // One of them may have ended others, or closed everything.
     for (const watch of watches)
-      if (this.#watches.has(watch) && this.#known.get(key)?.value === value) call(watch.callback, value);
+      if (this.#watches.has(watch) && this.#known.get(key)?.value === value) call(watch._callback, value);
   }
 
   #become(/** @type {State} */ state) {

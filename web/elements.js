@@ -95,11 +95,12 @@ const DRAWN = 'page watch server storage count-hidden key counter increment form
 const SAID = 'label announce refused all none failed'.split(' ');
 
 /**
- * An element that shows a live number. What it shows is in other files.
+ * Defines an element that shows a live number. What it shows is in other files.
+ * @param {string} tag
  * @param {string} file its own part
  */
-const late = (file) =>
-  class extends Shell {
+const late = (tag, file) => {
+  const element = class extends Shell {
     static observedAttributes = DRAWN;
 
     /** @type {Headcount | undefined} */ #at; // the client that counts for it now
@@ -133,6 +134,9 @@ const late = (file) =>
       signal.addEventListener('abort', early);
     }
   };
+  define(tag, element, [...DRAWN, ...SAID]);
+  return element;
+};
 
 /**
  * <live-count> shows how many people are on this page, the reader included.
@@ -153,7 +157,7 @@ const late = (file) =>
  * ::part(refused) while the server does not let this page in, and ::part(stale) while
  * it cannot be sure that the count is right. An event `count` follows each change.
  */
-export const LiveCount = late(LIVE);
+export const LiveCount = late('live-count', LIVE);
 
 /**
  * <unread-bell> shows how many notifications of the user are unread; a click
@@ -170,13 +174,6 @@ export const LiveCount = late(LIVE);
  * An event `unread` follows each change, `read` what was read: its detail is the page,
  * or null for all. An event `open` comes before the list; prevent it to show your own.
  */
-export const UnreadBell = late('./bell.js');
+export const UnreadBell = late('unread-bell', './bell.js');
 
-for (const [tag, element] of /** @type {[string, any][]} */ ([
-  ['live-count', LiveCount],
-  ['unread-bell', UnreadBell],
-  ['live-counter', late(MORE)],
-  ['like-button', late(MORE)],
-  ['follow-button', late(MORE)],
-]))
-  define(tag, element, [...DRAWN, ...SAID]);
+for (const tag of ['live-counter', 'like-button', 'follow-button']) late(tag, MORE);

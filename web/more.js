@@ -23,6 +23,7 @@
 // the place of the heart, that of a <follow-button> the place of its word. Style them with ::part(button),
 // ::part(pressed), ::part(count), --headcount-like and --headcount-follow.
 
+const COUNTER = '\t'; // a counter's topic is its key after this; a page is its own topic
 const PATIENCE_MS = 10_000; // how long a change may take
 const AGAIN_MS = 30_000; // until follows are asked for again, if the server could not say them
 
@@ -68,6 +69,15 @@ async function request(path, method, base, token, keep, idOf) {
 }
 
 /**
+ * Makes a call of this user.
+ * @param {string} method
+ * @param {string | undefined} topic a counter that lasts, or what the user follows: one page, or all
+ * @param {[base: URL, token: string | undefined, keep: boolean, idOf: IdOf, hear: (frame: any) => void]} who
+ */
+export const call = (method, topic, ...who) =>
+  topic?.startsWith(COUNTER) ? change(method, topic.slice(1), ...who) : follow(method, topic, ...who);
+
+/**
  * Changes a counter, and says the answer to all who watch it in this tab.
  * @param {string} method PUT and DELETE: the user is a member, or is not; POST adds one
  * @param {string} key
@@ -78,7 +88,7 @@ async function request(path, method, base, token, keep, idOf) {
  * @param {(frame: any) => void} hear
  * @returns {Promise<CounterValue>}
  */
-export async function change(method, key, base, token, keep, idOf, hear) {
+async function change(method, key, base, token, keep, idOf, hear) {
   const path = `api/v1/counters/${encodeURIComponent(key)}/${method === 'POST' ? 'increment' : 'members/me'}`;
   const { member, ...counter } = await request(path, method, base, token, keep, idOf);
   if (member) counter.mine = true;
@@ -88,32 +98,24 @@ export async function change(method, key, base, token, keep, idOf, hear) {
 
 /**
  * Changes what the user follows, or lists it.
- * @param {Headcount} headcount
  * @param {string} method PUT: from now on; DELETE: no more; GET: lists
- * @param {string} [page]
+ * @param {string | undefined} page none: lists
+ * @param {URL} base
+ * @param {string | undefined} token
+ * @param {boolean} keep
+ * @param {IdOf} idOf
+ * @param {(frame: any) => void} hear
  */
-export async function follow(headcount, method, page) {
-  /**
-   * @type {(
-   *   method: string, rest: string, base: URL, token: string | undefined, keep: boolean, idOf: IdOf,
-   * ) => Promise<any>}
-   */
-  const ask = (method, rest, ...who) => request(`-/me/follows${rest}`, method, ...who);
+async function follow(method, page, base, token, keep, idOf, hear) {
+  const ask = (/** @type {string} */ rest) => request(`-/me/follows${rest}`, method, base, token, keep, idOf);
   if (page !== undefined) {
-    let same = true; // is the user who asked
-    const other = () => void (same = false);
-    headcount.addEventListener('user', other);
-    try {
-      await headcount.lend(ask, method, `/${encodeURIComponent(page)}`);
-    } finally {
-      headcount.removeEventListener('user', other);
-    }
-    if (same) headcount.dispatchEvent(new CustomEvent('follow', { detail: { page, followed: method === 'PUT' } }));
+    await ask(`/${encodeURIComponent(page)}`);
+    hear({ type: 'follow', page, followed: method === 'PUT' });
     return;
   }
   /** @type {string[]} */ const all = [];
   for (let after = ''; after !== undefined;) {
-    const { follows, next } = await headcount.lend(ask, method, after && `?after=${encodeURIComponent(after)}`);
+    const { follows, next } = await ask(after && `?after=${encodeURIComponent(after)}`);
     all.push(...follows);
     after = next;
   }

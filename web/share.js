@@ -193,8 +193,8 @@ export function Share(base, keep, together, getToken, tab) {
       else if (!hub._set(id, wants, wake)) hear({ full: true });
     },
 
-    /** Whether the token is still one of the same user. While there is none, it is. */
-    _stays: () => ask(getToken()).then(same, () => true),
+    /** Whether a token is one of the user whose connection this is. */
+    _same: same,
 
     /** Has the other tabs find out whether the user is another one. */
     _doubt() {

@@ -1275,6 +1275,37 @@ test('the answer to a change of the user before is not taken for one of this use
   assert.deepEqual(seen, ['1 false', '2 false']);
 });
 
+test('what a user has clicked is done as this user or not at all, whoever has logged in since', async () => {
+  const done = [];
+  globalThis.fetch = async (url, { method, headers }) => {
+    const { sub } = JSON.parse(atob(headers.Authorization.split('.')[1]));
+    done.push(`${sub} ${method} ${new URL(url).pathname.split('/').at(-1)}`);
+    return Response.json({ ...lasting('likes:1', 1, '1-1'), follows: [] });
+  };
+  const headcount = await connected({ token: tokenOf('ann') });
+  const likes = headcount.counter('likes:1');
+  // The file that makes the calls is loaded at the first click, and the log-in may be faster.
+  const clicks = [likes.add(), headcount.follow('p')];
+  headcount.token = tokenOf('bob');
+  await Promise.all([...clicks, likes.remove(), headcount.unfollow('p')]);
+  assert.deepEqual(done.splice(0), ['ann PUT me', 'ann PUT p', 'bob DELETE me', 'bob DELETE p']);
+
+  // A session is asked for the token, and its answer comes after the next log-in, of which nobody has told this tab.
+  let session = Promise.resolve(tokenOf('bob'));
+  headcount.token = () => session;
+  await settle();
+  let answer;
+  session = new Promise((resolve) => (answer = resolve));
+  const late = [likes.add(), headcount.follow('p'), headcount.follows()];
+  answer(tokenOf('cy'));
+  for (const call of late) await assert.rejects(call, { message: 'Headcount: another user' });
+  assert.deepEqual(done, []);
+  await settle();
+  assert.equal(sockets.at(-1).url.searchParams.get('token'), tokenOf('cy'), 'and from now on this is the user');
+  await likes.add();
+  assert.deepEqual(done, ['cy PUT me']);
+});
+
 test('what a user follows is asked for again while the server cannot say it', async () => {
   let answer = () => Response.json({ detail: 'the store is away' }, { status: 503 });
   let asked = 0;
