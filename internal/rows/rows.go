@@ -66,9 +66,13 @@ type ID struct {
 
 // Without returns ids without others. It modifies neither.
 func Without(ids, others []ID) []ID {
-	return slices.DeleteFunc(slices.Clone(ids), func(id ID) bool {
-		return slices.ContainsFunc(others, func(other ID) bool { return other.Bytes == id.Bytes })
-	})
+	// Both may be hundreds of thousands, after a long outage.
+	gone := make(map[[16]byte]bool, len(others))
+	for _, other := range others {
+		gone[other.Bytes] = true
+	}
+
+	return slices.DeleteFunc(slices.Clone(ids), func(id ID) bool { return gone[id.Bytes] })
 }
 
 // Former names a partition to claim. Epoch is that of the caller's former claim, or 0 if there is none.

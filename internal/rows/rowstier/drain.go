@@ -450,6 +450,9 @@ func (p *partition) drainedLocked(c *rows.Commit) {
 
 		return isDrained
 	})
+	if len(p.dirtyCommits) == 0 {
+		p.listed = 0
+	}
 
 	// Once a deletion is drained, its tombstone can go.
 	for _, row := range c.Rows {

@@ -28,7 +28,8 @@ func dirtyName(number uint64) rows.Name {
 
 // partition is what this process knows about a partition.
 type partition struct {
-	id int
+	id    int
+	lists int // Config.Lists
 
 	compared comparison // guarded by Store.draining
 
@@ -63,6 +64,7 @@ type tenure struct {
 
 	newest       uint64   // the newest commit of the fast store, as far as this process knows
 	dirtyCommits []uint64 // commits whose dirtyRows row is in the fast store
+	listed       int      // at least so many names and IDs are in these rows
 	commit       fastCommit
 	removals     removals
 }
@@ -123,7 +125,9 @@ type fastCommit struct {
 	isRepeated bool // it was sent before, so the fast store may have its earlier form
 	// endsComplete says that the fast store may be complete until this commit, so this one writes tombstones.
 	endsComplete bool
-	evicts       int // how many rows of removals.evicted it removes
+	mergesLists  bool // its row of dirtyRows replaces all earlier ones
+	evicts       int  // how many rows of removals.evicted it removes
+	tidies       int  // how many rows of removals.drained it removes
 }
 
 // removals are rows to delete from the fast store with the next commits.
@@ -211,7 +215,7 @@ func (p *partition) prepare(c *rows.Commit) rows.Commit {
 	p.commit.number = c.Number
 
 	// An undrained row stays in the fast store, because no other store has it.
-	next := p.nextEvictedLocked()
+	next := some(p.removals.evicted)
 	p.commit.evicts = len(next)
 	evicted := slices.DeleteFunc(slices.Clone(next), p.isDirtyLocked)
 	if len(evicted) > 0 && p.state.complete {
@@ -222,7 +226,9 @@ func (p *partition) prepare(c *rows.Commit) rows.Commit {
 
 	// The caller may repeat its commit, so prepare does not modify it.
 	prepared := *c
-	prepared.Rows = make([]rows.Row, 0, len(c.Rows)+len(evicted)+len(p.removals.drained)+2)
+	tidied := some(p.removals.drained)
+	p.commit.tidies = len(tidied)
+	prepared.Rows = make([]rows.Row, 0, len(c.Rows)+len(evicted)+len(tidied)+2)
 	written := make(map[rows.Name]bool, len(c.Rows))
 	for _, row := range c.Rows {
 		written[row.Name] = true
@@ -230,8 +236,9 @@ func (p *partition) prepare(c *rows.Commit) rows.Commit {
 	}
 
 	// If this process ends before the rows are drained, the next owner reads their names here.
+	p.commit.mergesLists = p.mergesListsLocked()
 	if len(c.Rows)+len(c.IDs) > 0 {
-		prepared.Rows = append(prepared.Rows, rows.Row{Name: dirtyName(c.Number), Value: encodeNames(c)})
+		prepared.Rows = append(prepared.Rows, rows.Row{Name: dirtyName(c.Number), Value: p.encodeListLocked(c)})
 	}
 
 	remove := func(name rows.Name) {
@@ -240,7 +247,8 @@ func (p *partition) prepare(c *rows.Commit) rows.Commit {
 			prepared.Rows = append(prepared.Rows, rows.Row{Name: name})
 		}
 	}
-	for _, name := range p.removals.drained {
+	for _, name := range tidied {
+		// A row that has changed again is no tombstone any more; the drain of that change comes back to it.
 		if !p.isDirtyLocked(name) {
 			remove(name)
 		}
@@ -302,13 +310,9 @@ func (p *partition) acknowledge(c, prepared *rows.Commit) {
 	p.addDirtyLocked(c)
 
 	// If the commit was repeated, the fast store may have its earlier form, which deletes fewer rows. The others then
-	// stay in the fast store although nothing needs them, which does no harm.
-	written := map[rows.Name]bool{}
-	for _, row := range prepared.Rows {
-		written[row.Name] = true
-	}
-	p.removals.drained = slices.DeleteFunc(p.removals.drained, func(name rows.Name) bool { return written[name] })
-	p.removals.evicted = p.removals.evicted[p.commit.evicts:] // evict may have added others since
+	// stay in the fast store although nothing needs them, which does no harm. Others may have been added since.
+	p.removals.drained = p.removals.drained[min(p.commit.tidies, len(p.removals.drained)):]
+	p.removals.evicted = p.removals.evicted[min(p.commit.evicts, len(p.removals.evicted)):]
 
 	// The state may have changed since the commit was prepared. And if the commit was repeated, the fast store may have
 	// its earlier form, with an earlier state and without tombstones. Then the next commit writes them.
@@ -334,17 +338,59 @@ func (p *partition) addDirtyLocked(c *rows.Commit) {
 	p.newest = c.Number
 
 	if len(c.Rows)+len(c.IDs) > 0 {
-		p.dirtyCommits = append(p.dirtyCommits, c.Number)
+		p.addListLocked(c)
 	}
 }
 
-// evictedAtOnce is the maximum number of rows that one commit evicts, so that evictions do not make a commit large.
-const evictedAtOnce = 1000
+// mergesListsLocked reports whether the next commit lists all undrained rows and IDs, so that the earlier rows of
+// dirtyRows can go. Without that there would be one for each commit of an outage of the durable store. A list of all is
+// written only where the lists that it replaces are twice as long, so that it costs less than they did.
+func (p *partition) mergesListsLocked() bool {
+	isLong := len(p.dirtyCommits) >= p.lists && p.listed >= 2*p.countDirtyLocked()
 
-// nextEvictedLocked returns the rows that the next commit evicts.
-func (p *partition) nextEvictedLocked() []rows.Name {
-	return p.removals.evicted[:min(len(p.removals.evicted), evictedAtOnce)]
+	// If the commit is repeated, the fast store may have its earlier form, without the list of all.
+	return isLong && !p.commit.isRepeated
 }
+
+// encodeListLocked returns the row of dirtyRows of a commit.
+func (p *partition) encodeListLocked(c *rows.Commit) []byte {
+	if !p.commit.mergesLists {
+		return encodeNames(c)
+	}
+
+	values, ids := p.undrainedLocked()
+	all := rows.Commit{Rows: c.Rows, IDs: distinct(append(ids, c.IDs...))}
+	for _, row := range c.Rows {
+		delete(values, row.Name)
+	}
+	all.Rows = slices.Clone(all.Rows)
+	for name := range values {
+		all.Rows = append(all.Rows, rows.Row{Name: name})
+	}
+
+	return encodeNames(&all)
+}
+
+// addListLocked records that the fast store has the row of dirtyRows of a commit.
+func (p *partition) addListLocked(c *rows.Commit) {
+	p.listed += len(c.Rows) + len(c.IDs)
+	if p.commit.mergesLists {
+		for _, number := range p.dirtyCommits {
+			p.removals.drained = append(p.removals.drained, dirtyName(number))
+		}
+		p.dirtyCommits = nil
+		p.listed = p.countDirtyLocked()
+	}
+
+	p.dirtyCommits = append(p.dirtyCommits, c.Number)
+}
+
+// removedAtOnce is the maximum number of rows that one commit evicts, and that it removes after drains, so that neither
+// makes a commit large.
+const removedAtOnce = 1000
+
+// some returns the names that the next commit removes.
+func some(names []rows.Name) []rows.Name { return names[:min(len(names), removedAtOnce)] }
 
 func (p *partition) evict(names []rows.Name) {
 	p.mu.Lock()

@@ -39,6 +39,7 @@ func (t *takeover) loadUndrained(ctx context.Context) error {
 
 	p.dirty = changes{rows: values, ids: distinct(found.ids), since: time.Now()}
 	p.dirtyCommits = found.commits
+	p.listed = len(found.names) + len(found.ids)
 	p.removals.drained = found.drained
 	p.newest = t.claim.Number
 
@@ -274,6 +275,7 @@ func (p *partition) addUndrained(c *rows.Commit, changed map[rows.Name][]byte, l
 	}
 	c.Rows = append(c.Rows, rows.Row{Name: dirtyName(c.Number), Value: encodeNames(&dirty)})
 	p.dirtyCommits = append(p.dirtyCommits, c.Number)
+	p.listed += len(dirty.Rows) + len(ids)
 }
 
 // undrainedLocked returns the newest values of all rows that are dirty or being sent, and the IDs.

@@ -8,8 +8,9 @@
 // # Bookkeeping in the fast store
 //
 // Each commit adds a row to the fast store that lists the names of the rows it changed. The row is deleted once those
-// rows are drained, so the next owner of a partition can find out what is not drained yet. One more row per partition,
-// the state, records which commits the two stores have in common.
+// rows are drained, so the next owner of a partition can find out what is not drained yet. When there are many such
+// rows, because the durable store is away, the next one lists everything that is not drained, and the others are
+// deleted. One more row per partition, the state, records which commits the two stores have in common.
 //
 // Rows that were not used for long may be evicted from the fast store ([Store.Evict]). From then on a row that is
 // missing there is read from the durable store, so a deleted row leaves a tombstone in the fast store until its
@@ -78,6 +79,9 @@ type Config struct {
 	// Dirty is the maximum number of undrained rows in a partition, default 262,144. Beyond it commits fail with
 	// rows.ErrFull.
 	Dirty int
+	// Lists is the number of commits whose changes are listed one by one, default 1,000. Beyond it a commit lists all
+	// undrained changes at once.
+	Lists int
 	// Timeout limits one call of the durable store, default 10s.
 	Timeout time.Duration
 	// MayAdopt returns why the rows of one partition cannot be copied to the durable store yet, if the fast store was
@@ -111,11 +115,13 @@ var _ rows.Store = (*Store)(nil)
 func New(fast rows.Store, durable Durable, cfg Config) *Store {
 	cfg.DrainEvery = cmp.Or(cfg.DrainEvery, 200*time.Millisecond)
 	cfg.Dirty = cmp.Or(cfg.Dirty, 1<<18)
+	cfg.Lists = cmp.Or(cfg.Lists, 1000)
 	cfg.Timeout = cmp.Or(cfg.Timeout, 10*time.Second)
 
 	s := &Store{fast: fast, durable: durable, cfg: cfg, draining: make(chan struct{}, 1)}
 	for id := range s.partitions {
 		s.partitions[id].id = id
+		s.partitions[id].lists = cfg.Lists
 	}
 
 	ctx, stop := context.WithCancel(context.Background())

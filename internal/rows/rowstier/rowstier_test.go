@@ -400,7 +400,9 @@ type world struct {
 	n       int
 }
 
-func (w *world) open() *Store { return New(w.fast, w.durable, Config{DrainEvery: 1000 * time.Hour}) }
+func (w *world) open() *Store {
+	return New(w.fast, w.durable, Config{DrainEvery: 1000 * time.Hour, Lists: 2})
+}
 
 func (w *world) close(s *Store) {
 	s.stop()

@@ -170,7 +170,7 @@ func (s *simulation) hasTurns() bool {
 func (s *simulation) newProcess(slot int) *process {
 	s.made++
 	p := &process{name: fmt.Sprint("process ", s.made), slot: slot, of: s}
-	p.tier = New(fastLink{p}, durableLink{p}, Config{})
+	p.tier = New(fastLink{p}, durableLink{p}, Config{Lists: 2})
 	for id := range simPartitions {
 		p.owners[id] = &partitionOwner{process: p, partition: id}
 	}
