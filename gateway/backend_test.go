@@ -181,6 +181,7 @@ func TestUnsignedBackEnds(t *testing.T) {
 			t.Errorf("with a timestamp of ten minutes ago: %d %s, want 200", status, text)
 		}
 
+		// Timestamps have whole seconds, so after one second more this one may still be in time.
 		time.Sleep(2 * time.Second)
 		if status, text := s.ask("GET", old, ""); status != 401 || !strings.Contains(text, "clock") {
 			t.Errorf("with an older timestamp: %d %s, want 401 about the clock", status, text)
@@ -255,6 +256,7 @@ func TestBackEndsShareAList(t *testing.T) {
 				}
 			})
 		}
+		// All ten began before the first list was complete, since in a bubble no time passes while one of them can run.
 		asking.Wait()
 
 		// Whoever asks later gets a list of then.

@@ -92,6 +92,8 @@ func (tc originCase) check(t *testing.T, s *served) {
 		t.Errorf("GET of %s: %d %s, want 200", tc.origin, get.status, get.text)
 	}
 
+	// The gateway answers a GET of any origin, but a browser hands the answer to the page only if these headers allow
+	// it. So errors have them, too.
 	cors("GET", get.Header)
 	cors("GET, 400", s.do("GET", "/-/counter", "", headers...).Header)
 	preflight := s.do("OPTIONS", "/p/counter", "", append(headers, "Access-Control-Request-Method: PUT")...)
@@ -176,6 +178,7 @@ func TestStatusesOfCalls(t *testing.T) {
 				}
 				g := s.do(method, path, body)
 				g.problem(t, call, want)
+				// A client that reads Allow and tries again must not find the refused method there.
 				if allow := g.Get("Allow"); want == 405 && (allow == "" || strings.Contains(allow, method)) {
 					t.Errorf("%s: Allow %q", call, allow)
 				}
@@ -262,6 +265,7 @@ func TestCallsAboutUnreadThatAreRefused(t *testing.T) {
 			g.problem(t, fmt.Sprintf("%s %.30s %q", tc.call, tc.body, tc.header), tc.status)
 		}
 
+		// Each refused call named this visitor, so a change by any of them shows here.
 		if g := s.do("GET", "/-/me/follows", "", me); strings.TrimSpace(g.text) != `{"follows":[]}` {
 			t.Errorf("a refused call changed the follows: %s", g.text)
 		}
@@ -362,6 +366,7 @@ func TestPercentEncoding(t *testing.T) {
 			"a=b":              "/a=b/counter /-/counters?page=a=b",
 			"*":                "/*/counter /%2A/counter /%2a/counter /-/counters?page=* /-/counters?page=%2A",
 		} {
+			// A page whose name was decoded wrongly would have nobody on it.
 			if page != "*" {
 				c.join(page)
 				c.awaitCount(page, 1)
@@ -433,6 +438,7 @@ func TestPageIDs(t *testing.T) {
 			me := s.tab()
 			s.do("PUT", path, incrementBody, "Headcount-Id: "+me.id).problem(t, path, http.StatusBadRequest)
 
+			// A refused id must be refused by every message, or a client could join what no call can read.
 			types := []string{"join", "leave"}
 			if page != "*" { // the total of the site can be read
 				for _, path := range []string{path, path + "/events", "/-/counters?page=" + url.QueryEscape(page)} {
@@ -510,6 +516,7 @@ func TestTwentiethErrorCloses(t *testing.T) {
 		bad := []struct{ frame, code string }{
 			{`{`, "bad_json"}, {`{"type":"x"}`, "bad_type"}, {`{"type":"join","page":""}`, "bad_page"},
 		}
+		// A good frame between two errors must not set their number back, or a client could make errors without end.
 		for i := range 19 {
 			c.say(bad[i%3].frame)
 			c.takeError(bad[i%3].code)
@@ -577,10 +584,13 @@ func TestPutWithoutIdentityIsLimited(t *testing.T) {
 			t.Errorf("the refusal has the headers %v, want no cookie and the policy of 100 in 10 s", last.Header)
 		}
 
+		// A renewal makes nobody new, so a visitor who is here already is not punished for the flood of others behind
+		// the same address.
 		if g := put("Headcount-Id: " + first.Get("Headcount-Id")); g.Count != passed {
 			t.Errorf("a caller that renews its hold gets %s, want the count %d", g.text, passed)
 		}
 
+		// These two have no hold yet. An id that costs nothing to get must not be a way around the limit.
 		put("Headcount-Id: "+s.tab().id).problem(t, "an identity made for a WebSocket", http.StatusTooManyRequests)
 		put("Headcount-Id: forged.forged", "Cookie: headcount_id=x").problem(t, "a forged identity",
 			http.StatusTooManyRequests)
@@ -631,6 +641,7 @@ func TestBackEndsSayWhoIsHere(t *testing.T) {
 			}
 		}
 
+		// The hold was removed before, and now the connection leaves, so the page must be empty at the end.
 		alice.leave("p")
 
 		for _, bad := range []struct {
@@ -688,6 +699,7 @@ func TestTopEvents(t *testing.T) {
 			}
 
 			want := fmt.Sprintf(form, fmt.Sprintf(`{"key":"views:b","value":%d},`, value))
+			// The list may be sent between two increments, so events are read until the last increment is in one.
 			for data := ""; data != want; {
 				data = st.take().data
 				if apart := time.Since(last); value > 30 && apart < 900*time.Millisecond {

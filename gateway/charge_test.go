@@ -33,6 +33,7 @@ func TestServerFloods(t *testing.T) {
 			r := s.socket("")
 			began := time.Now()
 			wg.Go(func() { // ends with the connection
+				// A fragment without a beginning would be a breach of the protocol, which ends the connection at once.
 				if frame[0] == partMore {
 					_, _ = r.Write([]byte(masked(partText, "")))
 				}
@@ -104,6 +105,7 @@ func TestLongListsAreReadSlowly(t *testing.T) {
 			}
 		}
 
+		// The names of the burst cost no time.
 		beyond := time.Duration(lists*most - bounds.Names.Burst)
 		if least := beyond * bounds.Names.Every; time.Since(began) < least*9/10 {
 			t.Errorf("%d names were read within %s, want at least %s", lists*most, time.Since(began), least)
@@ -157,6 +159,8 @@ func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
 		first, second := s.socket(""), s.socket("")
 		first.write(onPages("subscribe", 0, 100))
 		first.expect(websocket.Text, `{"type":"count"`)
+		// The first client has used up the burst. If the limit belonged to the connection, its end would set the limit
+		// back.
 		_ = first.Close()
 
 		second.write(onPages("subscribe", 100, 200))
@@ -231,7 +235,7 @@ func TestNewPagesAreLimited(t *testing.T) {
 			}
 		}
 
-		// The refused frames have changed nothing.
+		// The refused frames have changed nothing: those pages of them that would have fitted were given back.
 		testkit.Eventually(t, "as many topics as before", func() bool { return s.g.hub.Wanted() == before })
 		r.write(onPages("subscribe", 300, 350))
 		r.expect(websocket.Text, `{"type":"count"`)

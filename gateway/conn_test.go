@@ -217,6 +217,7 @@ func runGateway(t *testing.T, poller bool, tune func(*Config)) *served {
 	nd.Gateways(nil)
 	nd.Own(own)
 
+	// The context of the test ends before its cleanups, and a gateway whose goroutines have ended cannot drain.
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = g.Run(ctx) })
@@ -237,6 +238,7 @@ func (s *served) drain() {
 	defer stop()
 
 	s.g.Drain(within)
+	// Every test ends here, so each of them would show a client, a topic or a user that some way of leaving forgets.
 	if n := s.g.clients.Connections(); n != 0 {
 		s.t.Errorf("%d connections are left, want none", n)
 	}
@@ -545,8 +547,19 @@ type end func(r *raw)
 // ends returns all ways. When both close frames have been sent, the server closes the connection without waiting for
 // the client, whichever side began, and whether or not the client still had data to send. It closes within promise.
 func ends(t *testing.T, promise time.Duration) map[string]end {
+	all := abruptEnds()
+	watch := testkit.NewStopwatch(t)
+	for name, c := range closes() {
+		all[name] = func(r *raw) { c.end(r, name, watch, promise) }
+	}
+
+	return all
+}
+
+// abruptEnds returns the ways without the close frames of both sides.
+func abruptEnds() map[string]end {
 	half := masked(websocket.Text, heartbeatMsg)[:9]
-	all := map[string]end{
+	return map[string]end{
 		"vanished":    func(r *raw) { _ = r.Close() },
 		"half closed": func(r *raw) { _ = r.tcp().CloseWrite(); r.expectEnd() },
 		"reset":       func(r *raw) { _ = r.tcp().SetLinger(0); _ = r.Close() },
@@ -588,20 +601,21 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 			r.expectEnd() // even if the client does not close its side
 		},
 	}
+}
 
-	closing := func(code uint16) string {
-		return masked(websocket.Close, string(binary.BigEndian.AppendUint16(nil, code)))
-	}
+// handshake is a way in which both sides send a close frame.
+type handshake struct {
+	sends string
+	says  string // the last message before the close
+	code  uint16
+	more  string // data that the client sends before it receives the close frame
+	first bool   // the client's close frame is the first
+}
 
-	tooLarge := `{"type":"error","code":"too_large"`
-	watch := testkit.NewStopwatch(t)
-	for name, tc := range map[string]struct {
-		sends string
-		says  string // the last message before the close
-		code  uint16
-		more  string // data that the client sends before it receives the close frame
-		first bool   // the client's close frame is the first
-	}{
+func closes() map[string]handshake {
+	const tooLarge = `{"type":"error","code":"too_large"`
+
+	return map[string]handshake{
 		"the client's":        {sends: closing(1000), code: 1000, first: true},
 		"the client's, going": {sends: masked(partText, "x") + closing(1001), code: 1001, first: true},
 		"the client's, left": {
@@ -628,45 +642,49 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 		},
 		"no mask":       {"\x81\x02{}", "", websocket.StatusProtocolError, "", false},
 		"reserved bits": {masked(0xf1, strings.Repeat("\x88\x80", 5000)), "", websocket.StatusProtocolError, "", false},
-	} {
-		all[name] = func(r *raw) {
-			sent := time.Now()
-			r.write([]byte(tc.sends))
+	}
+}
 
-			var opcode byte
-			var payload []byte
-			said := ""
-			for opcode != websocket.Close {
-				said = string(payload) // the message before this frame
-				var err error
-				opcode, payload, err = r.frame()
-				if err != nil {
-					r.t.Errorf("%s: %v", name, err)
-					return
-				}
-			}
+// closing returns the close frame of a client.
+func closing(code uint16) string {
+	return masked(websocket.Close, string(binary.BigEndian.AppendUint16(nil, code)))
+}
 
-			if got := binary.BigEndian.Uint16(payload); got != tc.code || !strings.HasPrefix(said, tc.says) {
-				r.t.Errorf("%s: closed with %d after %q, want %d after %q", name, got, said, tc.code, tc.says)
-			}
+// end closes the connection in this way, and checks that the server ends it within promise of the second close frame.
+func (h handshake) end(r *raw, name string, watch *testkit.Stopwatch, promise time.Duration) {
+	sent := time.Now()
+	r.write([]byte(h.sends))
 
-			began := watch.Elapsed()
-			if !tc.first {
-				// The server waits for the answer for lingerClose. A busy machine may not run this client in that time.
-				_, err := r.Write([]byte(tc.more + closing(tc.code)))
-				if err != nil && time.Since(sent) < lingerClose {
-					r.t.Errorf("%s: %v", name, err)
-				}
-			}
-
-			r.expectEnd()
-			if took := watch.Elapsed() - began; took >= promise {
-				r.t.Errorf("%s: the end came after %s, want less than %s", name, took, promise)
-			}
+	var opcode byte
+	var payload []byte
+	said := ""
+	for opcode != websocket.Close {
+		said = string(payload) // the message before this frame
+		var err error
+		opcode, payload, err = r.frame()
+		if err != nil {
+			r.t.Errorf("%s: %v", name, err)
+			return
 		}
 	}
 
-	return all
+	if got := binary.BigEndian.Uint16(payload); got != h.code || !strings.HasPrefix(said, h.says) {
+		r.t.Errorf("%s: closed with %d after %q, want %d after %q", name, got, said, h.code, h.says)
+	}
+
+	began := watch.Elapsed()
+	if !h.first {
+		// The server waits for the answer for lingerClose. A busy machine may not run this client in that time.
+		_, err := r.Write([]byte(h.more + closing(h.code)))
+		if err != nil && time.Since(sent) < lingerClose {
+			r.t.Errorf("%s: %v", name, err)
+		}
+	}
+
+	r.expectEnd()
+	if took := watch.Elapsed() - began; took >= promise {
+		r.t.Errorf("%s: the end came after %s, want less than %s", name, took, promise)
+	}
 }
 
 func joins(page string) string { return masked(websocket.Text, `{"type":"join","page":"`+page+`"}`) }
@@ -747,6 +765,8 @@ func TestPongThenNothing(t *testing.T) {
 		r.write([]byte(masked(websocket.Text, heartbeatMsg)))
 		r.expect(websocket.Text, heartbeatMsg)
 
+		// A silent client is closed only after the pong timeout, so the reads wait beside the pings that r has to
+		// answer.
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
@@ -803,6 +823,8 @@ func TestServerCloseWhileServing(t *testing.T) {
 			wg.Go(func() { _ = c.Close() })
 		}
 
+		// A close that is lost in a race leaves its client in the hub. One that is done twice gives its place back
+		// twice, which the number of connections shows.
 		s.settles(0)
 		wg.Wait()
 	})
@@ -842,6 +864,8 @@ func clientTakesNothing(t *testing.T, s *served, reg *prometheus.Registry) {
 		}
 	}()
 
+	// The other client is served by the same gateway all the time. If one write could hold up others, its answers would
+	// come only after the write timeout.
 	other := s.socket("")
 	watch := testkit.NewStopwatch(t)
 	for {
@@ -950,6 +974,8 @@ func slowClientLives(t *testing.T, s *served, asks int) {
 
 	time.Sleep(rounds * pause)
 
+	// The client reads again. It must find all that was sent meanwhile, in order: a gateway that dropped what did not
+	// fit would lose answers that the client waits for.
 	for range sent {
 		r.expect(websocket.Text, string(filler))
 	}
@@ -960,6 +986,7 @@ func slowClientLives(t *testing.T, s *served, asks int) {
 
 	talking.Wait()
 
+	// A ping and its answer show that the connection is in its usual state again, and not only emptied.
 	r.expectPing()
 	r.write([]byte(masked(websocket.Text, heartbeatMsg)))
 	r.expect(websocket.Text, heartbeatMsg)
@@ -1002,6 +1029,8 @@ func drainWaitsForTheClose(t *testing.T, s *served) {
 	good.expectEnd()
 	s.settles(1)
 
+	// The other client has its close frame and does nothing, like one that is suspended. Without a bound it would hold
+	// up the end of the process.
 	watch := testkit.NewStopwatch(t)
 	bad.expectEnd()
 	if took := watch.Elapsed(); took > 2*lingerClose {
@@ -1050,6 +1079,7 @@ func TestServerCausesOfLeaves(t *testing.T) {
 		},
 		"lost": func(r *raw) { _ = r.tcp().SetLinger(0) },
 	} {
+		// One visit after the other, since expire sends all clients away.
 		s.visit("p", end)
 		s.settles(0)
 
@@ -1124,6 +1154,8 @@ func TestATotalThatIsWatchedHasTheVisitor(t *testing.T) {
 		time.Sleep(time.Second)
 		away.Store(false)
 
+		// The first count of the site after the join decides. If it came for the other user alone, this client would
+		// see a total without itself.
 		for {
 			_, payload, err := r.frame()
 			if err != nil {
@@ -1150,6 +1182,8 @@ func TestAnOverdueTotalIsAnswered(t *testing.T) {
 		away.Store(true)
 		c.join("p")
 
+		// The first answer may take as long as a count is withheld. After that the client has waited enough, and each
+		// further subscribe is answered soon.
 		for _, within := range []time.Duration{7 * time.Second, time.Second, time.Second} {
 			c.subscribe("*")
 			got := slices.ContainsFunc(c.during(within), func(f tabFrame) bool { return f.Page == "*" && f.Stale })
@@ -1177,6 +1211,8 @@ func TestALeaveReleasesTheTotal(t *testing.T) {
 		for range 5 {
 			r := s.socket("")
 			watch := testkit.NewStopwatch(t)
+			// All frames go out before an answer comes, so the leave usually arrives while the join still waits for the
+			// store.
 			for _, frame := range []string{
 				`{"type":"join","page":"p"}`, `{"type":"unsubscribe","pages":["p"]}`,
 				`{"type":"subscribe","pages":["*"]}`, `{"type":"leave","page":"p"}`,

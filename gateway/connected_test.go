@@ -17,6 +17,7 @@ func TestConnected(t *testing.T) {
 		s.looker(crawls).say(`{"type":"join","page":"p"}`)
 		leaver := s.looker()
 		leaver.say(`{"type":"join","page":"q"}`)
+		// The messages were only sent. In a bubble a second is enough for all of them to be served.
 		time.Sleep(time.Second)
 
 		connected := maps.Collect(s.g.Connected())

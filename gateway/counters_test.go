@@ -314,6 +314,7 @@ func TestCountersThatMayNotBeSeen(t *testing.T) {
 
 		// A client may have 100 pages and counters together.
 		c.say(`{"type":"subscribe","counters":[` + strings.Join(many, ",") + `]}`)
+		// Each of the 99 is shown, so each of them has a place.
 		for range 99 {
 			if f := c.next(); f.Type != "counter" {
 				t.Fatalf("got %+v, want a counter", f)
@@ -462,6 +463,7 @@ func TestCountersWhileTheStoreIsAway(t *testing.T) {
 		a.until("likes:1", 1, true)
 		s.call("POST", "/views:known/increment", "")
 
+		// Clients cannot see that the store is away. Unless they are told, they take the old value for the present one.
 		store.away.Store(true)
 		s.g.CountersChanged()
 		if f := a.next(); !f.Stale || f.Exact || f.Value != 1 || !f.Mine {
@@ -475,6 +477,8 @@ func TestCountersWhileTheStoreIsAway(t *testing.T) {
 			t.Errorf("an event stream opened while the store is away has %s, want it stale", text)
 		}
 
+		// Nobody has read this counter before, so there is no old value to show: a new stream is refused, and the
+		// client of a WebSocket is shown the counter after the outage.
 		b := s.looker()
 		b.say(`{"type":"subscribe","counters":["likes:2"]}`)
 		s.open("/api/v1/counters/likes:2/events", "", "Connection: close").response(http.StatusServiceUnavailable)

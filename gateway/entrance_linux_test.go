@@ -90,6 +90,8 @@ func TestServerEntrance(t *testing.T) {
 
 	large := "X-Large: " + strings.Repeat("a", 12_000) + "\r\n" // more than one read takes
 
+	// The entrance reads once. It serves an upgrade that is complete then. Whatever needs a second read, or has a body,
+	// goes to net/http.
 	for name, tc := range map[string]struct{ first, then, want string }{
 		"an upgrade":                {upgradeHead + upgradeRest, "", "entrance GET"},
 		"another request":           {get, "", "server GET"},
@@ -103,6 +105,7 @@ func TestServerEntrance(t *testing.T) {
 		before := s.passed.Load()
 		r := s.raw(tc.first)
 		if tc.then != "" {
+			// Otherwise the system may join the two parts, and the entrance would see a whole request.
 			testkit.Eventually(t, name, func() bool { return s.passed.Load() > before })
 			r.write([]byte(tc.then))
 		}
@@ -176,6 +179,7 @@ func TestServerEntranceSilence(t *testing.T) {
 		}
 	}
 
+	// Both places must be free again without an eviction, which the metric below shows.
 	for range 2 {
 		s.raw(upgradeHead + upgradeRest).response(http.StatusOK)
 	}
@@ -223,6 +227,8 @@ func TestServerEntrancePanic(t *testing.T) {
 		}
 	}
 
+	// The process still runs and accepts others: a poller calls the handler, so a panic that passes would end
+	// everything.
 	s.raw("GET / HTTP/1.1\r\nHost: h\r\n\r\n").response(http.StatusOK)
 }
 
@@ -297,6 +303,7 @@ func TestServerEntranceServing(t *testing.T) {
 	s.raw("") // this one wants the place of the first
 	time.Sleep(200 * time.Millisecond)
 	close(goOn)
+	// An eviction would have cut this answer off.
 	first.response(http.StatusOK)
 }
 

@@ -81,6 +81,7 @@ func TestSeveralCounts(t *testing.T) {
 		b.awaitCount("two", 2)
 		testkit.Eventually(t, "two on the site", func() bool { return s.count("*") == 2 })
 
+		// The single answers are the pattern: a client that asks for many pages at once gets the same text for each.
 		want := ""
 		for _, p := range []string{"two", "none", "*", "one"} {
 			want += "," + strings.TrimSpace(s.do("GET", "/"+p+"/counter", "").text)
@@ -225,6 +226,8 @@ func TestFollowsArePaged(t *testing.T) {
 			t.Errorf("%d follows, want these %d in order", len(all), len(want))
 		}
 
+		// One page of the first part and one of the last: a change has to reach a follower wherever the page is in the
+		// list.
 		for _, page := range []string{want[3], want[999]} {
 			s.do("POST", "/"+url.PathEscape(page)+"/changes", "", serverKey).noContent(t)
 		}
@@ -274,6 +277,7 @@ func TestNotifications(t *testing.T) {
 
 		s.do("DELETE", "/-/me/notifications/a%2Fb", "", me).noContent(t)
 		list(`1; c 1 "" "/c#d"`)
+		// The second call finds nothing to delete, and succeeds all the same, as a repeated one must.
 		for range 2 {
 			s.do("DELETE", user+"/notifications/c", "", serverKey).noContent(t)
 		}

@@ -24,77 +24,81 @@ type step struct {
 	want []string // "P 1" is a count, "bad_page" an error
 }
 
+// sequences are frames that a client sends, and what it receives after each.
+var sequences = map[string][]step{
+	"join answers with the joiner":    {{join, []string{"P 1"}}},
+	"a join again answers again":      {{join, []string{"P 1"}}, {join, []string{"P 1"}}},
+	"subscribe answers":               {{subscribe, []string{"P 0"}}},
+	"a subscribe again answers again": {{subscribe, []string{"P 0"}}, {subscribe, []string{"P 0"}}},
+	"several at once": {
+		{`{"type":"subscribe","pages":["P","Q"]}`, []string{"P 0", "Q 0"}},
+	},
+	"none at all": {
+		{`{"type":"subscribe","pages":[]}`, nil}, {`{"type":"unsubscribe","pages":[]}`, nil},
+	},
+	"twice in one frame": {
+		{`{"type":"subscribe","pages":["P","P"]}`, []string{"P 0"}},
+		{`{"type":"subscribe","pages":["P","P"]}`, []string{"P 0"}},
+	},
+	"join after subscribe":               {{subscribe, []string{"P 0"}}, {join, []string{"P 1"}}},
+	"leave ends the join's subscription": {{join, []string{"P 1"}}, {leave, nil}},
+	"leave leaves an own subscription": {
+		{subscribe, []string{"P 0"}}, {join, []string{"P 1"}}, {leave, []string{"P 0"}},
+	},
+	"leave leaves a later own subscription": {
+		{join, []string{"P 1"}}, {subscribe, []string{"P 1"}}, {leave, []string{"P 0"}},
+	},
+	"unsubscribe leaves presence": {
+		{join, []string{"P 1"}}, {unsubscribe, nil}, {subscribe, []string{"P 1"}},
+	},
+	"unsubscribe, then leave": {{join, []string{"P 1"}}, {unsubscribe, nil}, {leave, nil}},
+	"unsubscribe ends an own one": {
+		{subscribe, []string{"P 0"}}, {unsubscribe, nil}, {join, []string{"P 1"}}, {leave, nil},
+	},
+	"unsubscribe ends both": {
+		{subscribe, []string{"P 0"}}, {join, []string{"P 1"}}, {unsubscribe, nil}, {leave, nil},
+	},
+	"join after unsubscribe subscribes again": {
+		{join, []string{"P 1"}}, {unsubscribe, nil}, {join, []string{"P 1"}},
+	},
+	"join, leave, join": {
+		{join, []string{"P 1"}}, {leave, nil}, {join, []string{"P 1"}},
+	},
+	"leaving what is not there is silent": {
+		{leave, nil}, {unsubscribe, nil}, {`{"type":"unsubscribe","pages":["*"]}`, nil},
+	},
+	"leave twice is silent": {{join, []string{"P 1"}}, {leave, nil}, {leave, nil}},
+	"leave without join keeps a subscription": {
+		{subscribe, []string{"P 0"}}, {leave, nil}, {join, []string{"P 1"}},
+	},
+	"one of the pages is bad: nothing changes": {
+		{`{"type":"subscribe","pages":["P",""]}`, []string{"bad_page"}}, {join, []string{"P 1"}}, {leave, nil},
+	},
+	"the site can be subscribed to, not joined": {{`{"type":"join","page":"*"}`, []string{"bad_page *"}}},
+	"an error names the page": {
+		{`{"type":"subscribe","pages":["P","Q\u0007"]}`, []string{"bad_page Q\a"}},
+	},
+	"half a surrogate pair": {
+		{`{"type":"join","page":"P\ud83d"}`, []string{"bad_page P\uFFFD"}},
+	},
+	"errors change nothing and the rest goes on": {
+		{join, []string{"P 1"}}, {`{"type":"leave","page":5}`, []string{"bad_json"}},
+		{subscribe, []string{"P 1"}},
+	},
+}
+
+const (
+	join        = `{"type":"join","page":"P"}`
+	leave       = `{"type":"leave","page":"P"}`
+	subscribe   = `{"type":"subscribe","pages":["P"]}`
+	unsubscribe = `{"type":"unsubscribe","pages":["P"]}`
+)
+
 // TestFrames sends sequences of frames, and compares all that the client receives.
 func TestFrames(t *testing.T) {
-	const (
-		join        = `{"type":"join","page":"P"}`
-		leave       = `{"type":"leave","page":"P"}`
-		subscribe   = `{"type":"subscribe","pages":["P"]}`
-		unsubscribe = `{"type":"unsubscribe","pages":["P"]}`
-	)
 	inMemory(t, nil, func(t *testing.T, s *served) {
 		defer s.dispatch()() // counts change only by publications
-		for name, steps := range map[string][]step{
-			"join answers with the joiner":    {{join, []string{"P 1"}}},
-			"a join again answers again":      {{join, []string{"P 1"}}, {join, []string{"P 1"}}},
-			"subscribe answers":               {{subscribe, []string{"P 0"}}},
-			"a subscribe again answers again": {{subscribe, []string{"P 0"}}, {subscribe, []string{"P 0"}}},
-			"several at once": {
-				{`{"type":"subscribe","pages":["P","Q"]}`, []string{"P 0", "Q 0"}},
-			},
-			"none at all": {
-				{`{"type":"subscribe","pages":[]}`, nil}, {`{"type":"unsubscribe","pages":[]}`, nil},
-			},
-			"twice in one frame": {
-				{`{"type":"subscribe","pages":["P","P"]}`, []string{"P 0"}},
-				{`{"type":"subscribe","pages":["P","P"]}`, []string{"P 0"}},
-			},
-			"join after subscribe":               {{subscribe, []string{"P 0"}}, {join, []string{"P 1"}}},
-			"leave ends the join's subscription": {{join, []string{"P 1"}}, {leave, nil}},
-			"leave leaves an own subscription": {
-				{subscribe, []string{"P 0"}}, {join, []string{"P 1"}}, {leave, []string{"P 0"}},
-			},
-			"leave leaves a later own subscription": {
-				{join, []string{"P 1"}}, {subscribe, []string{"P 1"}}, {leave, []string{"P 0"}},
-			},
-			"unsubscribe leaves presence": {
-				{join, []string{"P 1"}}, {unsubscribe, nil}, {subscribe, []string{"P 1"}},
-			},
-			"unsubscribe, then leave": {{join, []string{"P 1"}}, {unsubscribe, nil}, {leave, nil}},
-			"unsubscribe ends an own one": {
-				{subscribe, []string{"P 0"}}, {unsubscribe, nil}, {join, []string{"P 1"}}, {leave, nil},
-			},
-			"unsubscribe ends both": {
-				{subscribe, []string{"P 0"}}, {join, []string{"P 1"}}, {unsubscribe, nil}, {leave, nil},
-			},
-			"join after unsubscribe subscribes again": {
-				{join, []string{"P 1"}}, {unsubscribe, nil}, {join, []string{"P 1"}},
-			},
-			"join, leave, join": {
-				{join, []string{"P 1"}}, {leave, nil}, {join, []string{"P 1"}},
-			},
-			"leaving what is not there is silent": {
-				{leave, nil}, {unsubscribe, nil}, {`{"type":"unsubscribe","pages":["*"]}`, nil},
-			},
-			"leave twice is silent": {{join, []string{"P 1"}}, {leave, nil}, {leave, nil}},
-			"leave without join keeps a subscription": {
-				{subscribe, []string{"P 0"}}, {leave, nil}, {join, []string{"P 1"}},
-			},
-			"one of the pages is bad: nothing changes": {
-				{`{"type":"subscribe","pages":["P",""]}`, []string{"bad_page"}}, {join, []string{"P 1"}}, {leave, nil},
-			},
-			"the site can be subscribed to, not joined": {{`{"type":"join","page":"*"}`, []string{"bad_page *"}}},
-			"an error names the page": {
-				{`{"type":"subscribe","pages":["P","Q\u0007"]}`, []string{"bad_page Q\a"}},
-			},
-			"half a surrogate pair": {
-				{`{"type":"join","page":"P\ud83d"}`, []string{"bad_page P\uFFFD"}},
-			},
-			"errors change nothing and the rest goes on": {
-				{join, []string{"P 1"}}, {`{"type":"leave","page":5}`, []string{"bad_json"}},
-				{subscribe, []string{"P 1"}},
-			},
-		} {
+		for name, steps := range sequences {
 			// Each case has pages of its own, so that all cases can share a gateway.
 			p, q := name+` "ü" p`, name+` "ü" q`
 			in := strings.NewReplacer("P", escaped(p), "Q", escaped(q))
@@ -222,6 +226,8 @@ func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
 		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all ` +
 			`connections; leave some","page":"fresh"}`)
 
+		// The count that another user changes must still reach the refused one: an undone join that undid the
+		// subscription would leave a frozen number on the page.
 		other := s.socket("")
 		other.write([]byte(joins("watched")))
 		await(`{"type":"count","page":"watched","count":1`)

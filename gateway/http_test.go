@@ -90,6 +90,8 @@ func TestServerBodies(t *testing.T) {
 		return r
 	}
 
+	// What is left of such a body could be read as the next request, which may be that of another visitor behind the
+	// same proxy.
 	for _, r := range []*raw{
 		put(200, "16\r\n"+action+"\r\n0\r\n\r\n", "Transfer-Encoding: chunked", "Content-Length: 5"),
 		put(413, "", "Content-Length: 99999", "Expect: 100-continue"), // without a "100 Continue" before it

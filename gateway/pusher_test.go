@@ -160,6 +160,7 @@ func TestPusherCountsPeople(t *testing.T) {
 		crawler := s.pusher("", "User-Agent: Googlebot/2.1 (+http://www.google.com/bot.html)")
 		crawler.enters("p")
 		crawler.awaitsCount("p", 2)
+		// Only the crawler and one visitor are on this page, so a crawler that counted would make the count two.
 		other.enters("q")
 		crawler.enters("q")
 		crawler.awaitsCount("q", 1)
@@ -246,6 +247,7 @@ func TestPusherChannelsAreBounded(t *testing.T) {
 		}
 
 		r.trigger(pusher.Subscribe, `{"channel":"one more"}`)
+		// The counts of the first 100 come in between, so frames are read until the error.
 		for {
 			_, text, err := r.frame()
 			if err != nil {
@@ -312,6 +314,7 @@ func TestPusherRefusals(t *testing.T) {
 		_ = two.Close()
 		s.settles(1)
 
+		// Now both places belong to one address, so the limit of the address is what refuses the next.
 		second := s.pusher("")
 		refused(pusher.CodeOverCapacity, "--max-connections-per-address", "key?protocol=7")
 		_ = second.Close()
@@ -436,6 +439,7 @@ func TestPusherWhileDraining(t *testing.T) {
 			times = append(times, <-ended)
 		}
 		slices.SortFunc(times, time.Time.Compare)
+		// A common moment would send all of them to the other gateways at once.
 		if within := times[others-1].Sub(times[0]); within < 200*time.Millisecond {
 			t.Errorf("all connections ended within %s, want about a second", within)
 		}

@@ -83,6 +83,8 @@ func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
 				}, hub)
 
 				time.Sleep(tc.at)
+				// The second client that comes back must not begin the doubt anew, or it would last as long as clients
+				// come.
 				for range 2 {
 					g.Note(tc.r, tc.id)
 				}

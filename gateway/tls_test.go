@@ -186,6 +186,7 @@ func TestServerTLS(t *testing.T) {
 		_ = c.Close()
 	}
 	for _, e := range streams[1:] {
+		// A stream that is cut off, and not ended, gives an error here.
 		if _, err := io.Copy(io.Discard, e.in); err != nil {
 			t.Errorf("the stream ends with %v, want a clean end", err)
 		}
@@ -210,6 +211,7 @@ func TestServerSlowClientOverHTTP2(t *testing.T) {
 
 	s.settles(0)
 
+	// The cause is counted as well, since a stream that ended for another reason would leave the gateway, too.
 	if n := counted(t, reg, "headcount_connections_closed_total", "slow"); n != 1 {
 		t.Errorf("%v clients were closed because they did not read, want 1", n)
 	}
@@ -226,6 +228,7 @@ func TestServerTimeToOpenAStreamOverHTTP2(t *testing.T) {
 	e.expect(0)
 	opened := time.Since(began)
 
+	// So the whole stream lasts longer than it took to open, and the metric would show if it had that time.
 	time.Sleep(100 * time.Millisecond)
 	e.end()
 	s.settles(0)

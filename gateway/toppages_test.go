@@ -43,6 +43,7 @@ func TestAQuietListHasComments(t *testing.T) {
 		if within := comments("/-/top/events"); within > 50*time.Second {
 			t.Errorf("the list has its first comment after %s, want 50s at most", within)
 		}
+		// The setting of ten minutes still holds for other streams.
 		if within := comments("/p/counter/events"); within < 5*time.Minute {
 			t.Errorf("the stream of a page has its first comment after %s, want 5m at least", within)
 		}

@@ -182,6 +182,7 @@ func (st *eventStream) poll(d time.Duration) (e sent, ok bool) {
 
 		line = strings.TrimRight(line, "\r\n")
 		name, value, _ := strings.Cut(line, ": ")
+		endsEvent := line == "" && e.data != "" // the empty line after a comment ends none
 		switch {
 		case strings.HasPrefix(line, ":"):
 			st.comments++
@@ -191,7 +192,7 @@ func (st *eventStream) poll(d time.Duration) (e sent, ok bool) {
 			e.id = value
 		case name == "data":
 			e.data = value
-		case line == "" && e.data != "":
+		case endsEvent:
 			if err := json.Unmarshal([]byte(e.data), &e); err != nil {
 				st.t.Fatalf("%v in %s", err, e.data)
 			}
@@ -338,6 +339,7 @@ func TestAVisitorStaysForTheGrace(t *testing.T) {
 			a.takeCount(page, 1)
 			watcher.takeCount(page, 1)
 
+			// Too early would be a visitor who flickers at each reload.
 			ended := time.Now()
 			end(a)
 			gone := watcher.takeCount(page, 0)
@@ -356,6 +358,8 @@ func TestWithoutAGraceAVisitorIsGoneAtOnce(t *testing.T) {
 		watcher, a := s.tab(), s.tab()
 		watcher.subscribe("p")
 		watcher.takeCount("p", 0)
+		// Several times, since the same user comes back on a new connection: what is left of an earlier one must not
+		// count.
 		for range 3 {
 			a.join("p")
 			watcher.takeCount("p", 1)
@@ -380,6 +384,7 @@ func TestALeaveIsAtOnce(t *testing.T) {
 		if gone := watcher.takeCount("p", 0); gone.at.Sub(left) > time.Second {
 			t.Errorf("gone %s after the leave, want 1s at most", gone.at.Sub(left))
 		}
+		// The total of the site is a set of its own, and would keep the user if the leave reached the page alone.
 		if n := s.count("*"); n != 0 {
 			t.Errorf("the site has %d users, want 0", n)
 		}
@@ -411,6 +416,7 @@ func TestOneUserInThreeTabs(t *testing.T) {
 		other.takeCount("p", 2)
 		watcher.takeCount("p", 2)
 
+		// One tab leaves, and one is lost. After the grace of a second neither may end the presence of the third.
 		a.leave("p")
 		_ = b.Close()
 		time.Sleep(2 * time.Second)
@@ -459,6 +465,7 @@ func TestAVanishedClient(t *testing.T) {
 				gone, ok = watcher.poll(time.Now().Add(ping / 2))
 			}
 
+			// The client sent its last sign of life when it joined, so that is where its time begins.
 			took := gone.at.Sub(joined)
 			if !gone.counts("mute", 0) || took < pong+grace || took > ping+pong+grace+2*time.Second {
 				t.Errorf("%s after %s, want the mute client gone within ping + pong + grace + 2 s", gone.text, took)
@@ -487,6 +494,8 @@ func TestAReloadIsNotSeen(t *testing.T) {
 		a.join("p")
 		watcher.takeCount("p", 1)
 		st.takeCount(1)
+		// A browser may come back before the gateway has noticed the end of the old connection, or after half of the
+		// grace.
 		for _, away := range []time.Duration{0, 0, 0, grace / 2} {
 			_ = a.Close()
 			time.Sleep(away)
@@ -495,6 +504,8 @@ func TestAReloadIsNotSeen(t *testing.T) {
 			a.takeCount("p", 1)
 		}
 
+		// A leave that the reloads left behind would show when the grace of the last one ends, so the watcher waits
+		// until then.
 		if seen := watcher.during(grace + 500*time.Millisecond); len(seen) != 0 {
 			t.Errorf("a reload was seen: %v", seen)
 		}
@@ -564,6 +575,7 @@ func TestJoinByEventStream(t *testing.T) {
 		one.takeCount(1) // the first count includes the user
 		watcher.takeCount("p", 1)
 
+		// The id in a header means the same user as the id in the query, so the second stream adds nobody.
 		mine := "Headcount-Id: " + me.id
 		second := s.stream(path, mine)
 		second.takeJoin()
@@ -640,6 +652,7 @@ func TestEventStream(t *testing.T) {
 			last = e.Version
 		}
 
+		// The id of an event is a version and no place in a log, so whatever a client sends, it gets the newest count.
 		for _, id := range []string{"1-1", "", "x", last} {
 			if e := s.stream("/p/counter/events", "Last-Event-ID: "+id).takeCount(1); e.Version != last {
 				t.Errorf("with Last-Event-ID %q a stream begins with %s, want version %s", id, e.data, last)
@@ -702,6 +715,7 @@ func TestAHoldEnds(t *testing.T) {
 		watcher.takeCount("p", 0)
 		s.do("PUT", "/p/counter", incrementBody, me)
 		watcher.takeCount("p", 1)
+		// Renewed in the middle of its time, the hold would end half a hold later if the renewal were not noted.
 		if early := watcher.during(hold / 2); len(early) > 0 {
 			t.Fatalf("the hold ended early: %v", early)
 		}
@@ -778,6 +792,8 @@ func TestATokenExpires(t *testing.T) {
 			return &tab{&looker{raw: r}}
 		}
 
+		// An expiry so far away does not fit into a duration. Taken as one in the past, it would end these connections
+		// at once.
 		var stay []*tab
 		for _, exp := range []any{int64(99_999_999_999), time.Now().UnixMilli(), 1e300} {
 			stay = append(stay, dial(token(jwt.MapClaims{"sub": "eve", "exp": exp})))
@@ -806,6 +822,7 @@ func TestATokenExpires(t *testing.T) {
 		c.write([]byte(masked(websocket.Close, "\x03\xf0")))
 		st.expectEnd()
 		watcher.takeCount("p", 0)
+		// The end of one token ends no other connection.
 		for _, t := range append(stay, watcher) {
 			t.silent()
 		}
