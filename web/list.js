@@ -69,7 +69,9 @@ async function call(method, page, base, token, keep, idOf) {
     },
   );
   if (!answer.ok) throw new Error(`The server answered with status ${answer.status}.`);
-  return method === 'GET' ? answer.json() : undefined;
+  const said = answer.status === 204 || (await answer.json().catch(() => null));
+  if (!said) throw new Error('What answered is no Headcount server. Does a proxy before it want a log-in?');
+  return said;
 }
 
 /** An address that a click may lead to: of the web, and no script. */

@@ -60,11 +60,13 @@ async function request(path, method, base, token, keep, idOf) {
   });
   const issued = answer.headers.get('Headcount-Id');
   if (issued && !token) idOf(base, keep, issued);
-  const said = await answer.json().catch(() => ({})); // an error of a proxy may be no JSON, and a 204 says nothing
+  const said = answer.status === 204 ? {} : await answer.json().catch(() => null); // that of a proxy may be no JSON
   if (!answer.ok)
-    throw Object.assign(new Error(said.detail ?? said.title ?? `The server answered with status ${answer.status}.`), {
+    throw Object.assign(new Error(said?.detail ?? said?.title ?? `The server answered with status ${answer.status}.`), {
       status: answer.status,
     });
+  // Without a status, since this says nothing about the call: it may be made again after a log-in.
+  if (!said) throw new Error('What answered is no Headcount server. Does a proxy before it want a log-in?');
   return said;
 }
 

@@ -132,7 +132,7 @@ async function find(address, failures, refusal, owner) {
   if (answer.status >= 500)
     return away(`answers with status ${answer.status}; attempts go on by themselves. ${said.detail ?? ''}`);
   if (!said.counters && answer.status !== 429)
-    return `what answers at ${base} with status ${answer.status} is not a Headcount server. Name the server in the attribute or option "server"; a proxy must pass on all paths that begin with ${base.pathname}-/`;
+    return `what answers at ${base} with status ${answer.status} is not a Headcount server. Name the server in the attribute or option "server"; a proxy must pass on all paths that begin with ${base.pathname}-/, and want no log-in for them`;
   if (failures === 1 || refusal) {
     // Reading is for everybody. Who may write is told that this says no action, and nothing changes. It is about no
     // page, which might be private.

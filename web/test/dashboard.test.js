@@ -2,19 +2,7 @@
 import assert from 'node:assert/strict';
 import { mock, test } from 'node:test';
 
-import { settle } from './fake.js';
-
-/** Takes whatever is done with an element. Its tables and lists are empty, and what is set stays. */
-function element() {
-  const kept = { textContent: '', hidden: true, value: '', dataset: {}, rows: [], cells: [], options: [] };
-  return new Proxy(() => element(), {
-    get: (_, name) => (typeof name === 'symbol' ? undefined : (kept[name] ??= element())),
-    set: (_, name, value) => {
-      kept[name] = value;
-      return true;
-    },
-  });
-}
+import { element, settle } from './fake.js';
 
 test('rates are not negative when another process answers, whose clock is behind', async () => {
   const elements = new Map();

@@ -54,3 +54,15 @@ export async function tick(ms) {
   mock.timers.tick(ms);
   await settle();
 }
+
+/** Takes whatever is done with an element. Its tables and lists are empty, and what is set stays. */
+export function element() {
+  const kept = { textContent: '', hidden: true, value: '', dataset: {}, rows: [], cells: [], options: [] };
+  return new Proxy(() => element(), {
+    get: (_, name) => (typeof name === 'symbol' ? undefined : (kept[name] ??= element())),
+    set: (_, name, value) => {
+      kept[name] = value;
+      return true;
+    },
+  });
+}

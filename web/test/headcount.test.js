@@ -1275,6 +1275,34 @@ test('the answer to a change of the user before is not taken for one of this use
   assert.deepEqual(seen, ['1 false', '2 false']);
 });
 
+test('the log-in page of a proxy is not taken for an answer, and what a user follows is asked for again', async () => {
+  const logIn = () => new Response('<!doctype html><title>Log in</title>', { headers: { 'Content-Type': 'text/html' } });
+  let answer = logIn;
+  globalThis.fetch = async () => answer();
+  const headcount = await connected();
+  const follows = [];
+  headcount.addEventListener('follow', ({ detail }) => follows.push(detail));
+  const likes = headcount.counter('likes:1');
+  for (const call of [() => likes.add(), () => headcount.follow('p'), () => headcount.follows()])
+    await assert.rejects(call, { name: 'Error', message: /no Headcount server.*log-in/ });
+  assert.deepEqual(follows, []);
+
+  const [seen, complaints] = [[], []];
+  const end = new AbortController();
+  followed(headcount, 'p', (yes) => seen.push(yes), ({ message }) => complaints.push(message), end.signal);
+  await settle();
+  answer = () => Response.json({ follows: ['p'] });
+  for (let i = 0; i < 3; i++) {
+    sockets[0].say({ type: 'heartbeat' });
+    await tick(10_000);
+  }
+  assert.deepEqual([complaints.length, seen], [1, [true]]);
+  answer = () => new Response(null, { status: 204 });
+  await headcount.unfollow('p');
+  assert.deepEqual(follows, [{ page: 'p', followed: false }]);
+  end.abort();
+});
+
 test('what a user has clicked is done as this user or not at all, whoever has logged in since', async () => {
   const done = [];
   globalThis.fetch = async (url, { method, headers }) => {
