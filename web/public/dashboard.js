@@ -5,7 +5,7 @@ import { Chart } from './chart.js';
 import { save } from './csv.js';
 import { key } from './key.js';
 import { sparkline } from './plot.js';
-import { isDay, remembered, summary } from './stats.js';
+import { isDay, remembered, said, summary } from './stats.js';
 
 const ASK_MS = 1_000;
 const KEPT = 120; // values of a sparkline
@@ -52,7 +52,7 @@ async function past(change = {}) {
   }).catch(() => undefined);
   if (about !== chosen || page !== shown.page || last !== shown.last) return true; // something else is asked for by now
   if (answer?.status === 404) return false;
-  const stats = answer?.ok ? await answer.json() : undefined;
+  const stats = await said(answer);
   $('past').hidden = false;
   $('past-title').textContent = page === '*' ? 'The whole site' : page;
   $('past-site').hidden = page === '*';
@@ -81,9 +81,9 @@ async function explain(page) {
   asked = page;
   const about = chosen;
   const answer = await fetch(at(`${encodeURIComponent(page)}/counter?explain=1`), { headers: { ...key.headers, ...inSite() } }).catch(() => undefined);
-  if (!answer?.ok) return;
-  const { counter, explain: e } = await answer.json();
-  if (page !== asked || about !== chosen) return; // something else is asked for by now
+  const explained = await said(answer);
+  if (!explained || page !== asked || about !== chosen) return; // something else is asked for by now
+  const { counter, explain: e } = explained;
   const regions = Object.entries(e.regions);
   const parts = [
     `${number(e.people - e.held - e.leaving)} with a connection (${number(e.connections)} in all)`,
@@ -133,8 +133,9 @@ async function ask() {
   }
   if (!answer?.ok) return state('waiting', answer ? 'the server is not ready' : 'reconnecting');
   const first = !last;
-  const board = await answer.json();
+  const board = await said(answer);
   if (about !== chosen) return;
+  if (!board) return state('waiting', 'a proxy may want a log-in');
   show(board);
   if (first) days();
   state(
@@ -149,7 +150,7 @@ async function parts() {
   const answer = await fetch(at('%2A/counter?regions=1'), {
     headers: { Accept: 'application/json', ...inSite() },
   }).catch(() => undefined);
-  const regions = answer?.ok ? (await answer.json()).regions : undefined;
+  const regions = (await said(answer))?.regions;
   viewers = new Map(Object.entries(regions ?? {}));
   $('parts').textContent = [...viewers].map(([name, count]) => `${name} ${number(count)}`).join(' · ');
 }
@@ -157,7 +158,7 @@ async function parts() {
 /** Shows the first site that the key holds for; false if that is the one already. */
 async function allowed() {
   const answer = await fetch(at('-/sites'), { headers: key.headers }).catch(() => undefined);
-  const first = answer?.ok ? (await answer.json()).sites[0].name : chosen;
+  const first = (await said(answer))?.sites[0].name ?? chosen;
   if (first === chosen) return false;
   choose(first);
   return true;

@@ -7,7 +7,7 @@ import { Headcount } from './headcount.js';
 import { key } from './key.js';
 import { watchTop } from './live-top.js';
 import { Plot, sparkline } from './plot.js';
-import { remembered, summary } from './stats.js';
+import { remembered, said, summary } from './stats.js';
 
 // until there is something to list
 const PAGES = ['demo', 'pricing', 'docs/getting started', 'blog/hello-world', 'café'];
@@ -258,8 +258,9 @@ async function follows() {
     const answer = await fetch(at(`-/me/follows${after && `?after=${encodeURIComponent(after)}`}`)).catch(
       () => undefined,
     );
-    if (!answer?.ok || about !== page) return;
-    const { follows, next } = await answer.json();
+    const list = await said(answer);
+    if (!list || about !== page) return;
+    const { follows, next } = list;
     if (follows.includes(about)) return showFollow(true);
     after = next;
   } while (after);
@@ -280,7 +281,7 @@ $('follow').addEventListener('click', async () => {
   const answer = await fetch(at(`-/me/follows/${encodeURIComponent(page)}`), { method: yes ? 'PUT' : 'DELETE' }).catch(
     () => undefined,
   );
-  if (!answer?.ok) return complain(answer);
+  if (answer?.status !== 204) return complain(answer); // a proxy may answer with its log-in page
   showFollow(yes);
   $('unread-state').textContent = yes ? 'The bell now counts the changes of this page.' : '';
 });
@@ -333,7 +334,7 @@ async function showParts() {
   const answer = await fetch(at(`${encodeURIComponent(asked)}/counter?regions=1`), {
     headers: { Accept: 'application/json' },
   }).catch(() => null);
-  const { regions = {} } = answer?.ok ? await answer.json() : {};
+  const { regions = {} } = (await said(answer)) ?? {};
   const parts = Object.entries(regions);
   showParts.alone = parts.length === 1; // one region: there is nothing more to ask
   if (asked !== page) return;

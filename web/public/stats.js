@@ -1,10 +1,16 @@
 // What the server remembers of a page.
 import { at } from './at.js';
 
+/**
+ * What an answer says; undefined if it refuses, if there is none, and if it is no JSON: a proxy whose session has ended
+ * answers with its log-in page.
+ */
+export const said = async (answer) => (answer?.ok ? answer.json().catch(() => undefined) : undefined);
+
 /** Asks for it; undefined if the server remembers nothing (--page-stats 0), or does not answer. */
 export async function remembered(page, query = '') {
   const answer = await fetch(at(`${encodeURIComponent(page)}/stats?${query}`)).catch(() => undefined);
-  return answer?.ok ? answer.json() : undefined;
+  return said(answer);
 }
 
 /** Whether a point is a day, which begins at midnight UTC. */
