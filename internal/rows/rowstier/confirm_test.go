@@ -53,6 +53,8 @@ func TestSomePartitionsCannotBeConfirmed(t *testing.T) {
 			t.Fatal(err)
 		}
 
+		// The new process cannot claim the durable store, so its first drain has to confirm every partition in the fast
+		// store.
 		durable.away.Store(true)
 		s := New(fast, durable, Config{})
 		changeEach(t, s, claimEach(t, s, "owner"), "3")
@@ -62,6 +64,7 @@ func TestSomePartitionsCannotBeConfirmed(t *testing.T) {
 		time.Sleep(time.Minute)
 		checkEach(t, durable, silent, "3")
 
+		// Nothing was lost meanwhile: what could not be confirmed is drained as soon as the fast store answers.
 		fast.silent.Store(0)
 		if err := s.Close(t.Context()); err != nil {
 			t.Error(err)

@@ -22,9 +22,12 @@ func TestAFormerOwnerDrainsNothingOld(t *testing.T) {
 		o.must(t, o.next("4"))
 		time.Sleep(5 * time.Second) // until the former owner has tried to drain, too
 		o.wants(t, durable, "4")
+		// Rows that it kept would count in its metrics, and hold up its end.
 		if n := former.Dirty(); n != 0 {
 			t.Errorf("the former owner still has %d dirty rows, want none", n)
 		}
+		// If the former owner had claimed the durable store, the drain of the new one would have been refused, and now
+		// its commit.
 		if err := o.commit(t, o.next("5")); err != nil {
 			t.Errorf("a commit of the new owner returns %v", err)
 		}
@@ -49,6 +52,7 @@ func TestAFailedTakeoverDrainsNothingOld(t *testing.T) {
 			t.Fatal(err)
 		}
 
+		// The takeover holds the durable store from here on, and does not learn what the fast store has.
 		durable.claiming = func() { fast.away.Store(true) }
 		if _, err := former.Claim(t.Context(), "former", []rows.Former{{Partition: 7}}); err == nil {
 			t.Fatal("the takeover succeeded, want an error")
@@ -56,6 +60,7 @@ func TestAFailedTakeoverDrainsNothingOld(t *testing.T) {
 
 		fast.away.Store(false)
 
+		// Several drains of both processes. One of the former owner would put "2" over the "3".
 		time.Sleep(5 * time.Second)
 		o.wants(t, durable, "3")
 		if n := former.Dirty(); n != 0 {
@@ -89,6 +94,7 @@ func TestARefusedClaimLeavesNothingToDrain(t *testing.T) {
 		if former.Dirty() != 0 || former.Lag() != 0 {
 			t.Errorf("the former owner still has %d dirty rows, for %s; want none", former.Dirty(), former.Lag())
 		}
+		// Close returns once nothing is left. With a row that it may not drain it would go on until the minute ends.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if err := former.Close(ctx); err != nil {
@@ -115,6 +121,7 @@ func TestARefusedClaimEndsNoDrain(t *testing.T) {
 		if err != nil || claims[0].Epoch != 0 {
 			t.Fatalf("the claim of the former owner is %+v, %v; want no epoch", claims, err)
 		}
+		// Close drains the change. The durable store accepts that, since nobody else has claimed it there.
 		former.close(t)
 
 		o := newOwned(t, "owner", fast, durable)
@@ -149,6 +156,8 @@ func TestAnOvertakenRenewalDrainsNothingOld(t *testing.T) {
 
 		time.Sleep(5 * time.Second)
 		o.wants(t, durable, "3")
+		// Only this claim shows the former owner that the partition is gone. From then on it must not count those rows
+		// as dirty.
 		claims, err := former.Claim(t.Context(), "former", again)
 		if err != nil || claims[0].Epoch != 0 || former.Dirty() != 0 {
 			t.Errorf("the claim of the former owner is %+v, %v, and it has %d dirty rows; want no epoch and none",

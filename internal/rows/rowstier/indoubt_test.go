@@ -24,6 +24,7 @@ func TestACommitThatNobodyAcknowledged(t *testing.T) {
 		}
 		o.claim = claims[0]
 
+		// Another row, so that the value "2" can come only from the commit without an answer.
 		other := o.next("3")
 		other.Rows[0].Field = "g"
 		o.must(t, other)
@@ -50,6 +51,7 @@ func TestALossDuringATakeover(t *testing.T) {
 		if claims, err := o.Claim(t.Context(), "owner", former); err == nil {
 			t.Errorf("the claim is %+v, want an error", claims)
 		}
+		// With the number of the lost commit the owner would answer its caller that the change is stored.
 		claims, err := o.Claim(t.Context(), "owner", former)
 		if err != nil || claims[0].Epoch == 0 || claims[0].Number >= unanswered.Number {
 			t.Errorf("the next claim is %+v, %v; want a number below that of the lost commit", claims, err)
@@ -83,11 +85,14 @@ func TestADeletionInDoubtBeforeTheFirstEviction(t *testing.T) {
 		if err := fast.Commit(t.Context(), []rows.Commit{prepared})[0]; err != nil {
 			t.Fatal(err)
 		}
+		// The fast store made the deletion while it was complete, so it wrote no tombstone. The repetition comes after
+		// the first eviction, but the store may keep to the earlier form.
 		o.Evict(7, []rows.Name{other.Rows[0].Name})
 		if err := o.commit(t, deletion); err != nil {
 			t.Fatal(err)
 		}
 
+		// The next commit, which is no repetition, has to write the tombstone that the store may lack.
 		third := o.next("3")
 		third.Rows[0].Field = "g"
 		if err := o.commit(t, third); err != nil {

@@ -63,6 +63,7 @@ func (f *fastStore) Claim(ctx context.Context, owner string, partitions []rows.F
 		return nil, rows.ErrUnavailable
 	}
 
+	// The lock covers the claim and its place in the log: what lose makes again has to be in the order of the store.
 	f.mu.Lock()
 	defer f.mu.Unlock()
 
@@ -435,6 +436,7 @@ func history(t *testing.T, seed uint64) {
 		time.Sleep(time.Duration(w.random.IntN(2000)) * time.Millisecond)
 	}
 
+	// The durable store is back, so nothing excuses a missing row from here on.
 	w.durable.away.Store(false)
 	w.check()
 	for left := 1; left > 0; {
@@ -453,6 +455,7 @@ func history(t *testing.T, seed uint64) {
 // begin starts a process that takes over the partition.
 func (w *world) begin() {
 	w.n++
+	// A new process remembers nothing. The step that ends the former one makes it heal all losses before.
 	w.writer = &writer{
 		store: w.open(),
 		name:  fmt.Sprint("process ", w.n),
@@ -477,6 +480,7 @@ func (w *world) step() {
 	case 5:
 		w.fast.lose(w.random.IntN(6))
 	case 6:
+		// Seldom: an empty fast store is treated like a new one, so what smaller losses break would not show.
 		if w.random.IntN(3) == 0 {
 			w.fast.lose(len(w.fast.log))
 		}
@@ -538,6 +542,7 @@ func (w *world) change() {
 
 // heal makes the owner notice what the fast store has lost.
 func (w *world) heal() bool {
+	// The store refuses even an empty commit if it has lost those before it, and then the owner claims again.
 	err := w.writer.commit(nil, nil)
 	if err != nil && !w.durable.away.Load() {
 		w.Fatalf("heal: %v", err)
@@ -549,6 +554,7 @@ func (w *world) heal() bool {
 // check compares what another process reads with what was acknowledged.
 func (w *world) check() {
 	w.Helper()
+	// Until the owner has noticed a loss, another process may read the older values that the fast store has.
 	if !w.heal() {
 		return
 	}
@@ -643,6 +649,8 @@ func TestOlderFastStore(t *testing.T) {
 			t.Errorf("the tier reads %q, %v; want \"2\"", got.Value, got.Err)
 		}
 
+		// Close drains whatever the second process takes for undrained. If that were the first commit, which is still
+		// listed, the durable store would have "1" again.
 		second.close(t)
 		if got := durable.Read(t.Context(), []rows.Address{at})[0]; string(got.Value) != "2" {
 			t.Errorf("the durable store has %q, %v; want \"2\"", got.Value, got.Err)
@@ -666,6 +674,8 @@ func TestALongComparison(t *testing.T) {
 		first.must(t, first.next("2"))
 		first.close(t)
 
+		// A claim of 3 s examines two or three of more than twenty rows. One that began anew each time would never get
+		// to the end.
 		fast.lose(1)
 		durable.examines = time.Second
 		s := New(fast, durable, Config{})
@@ -739,6 +749,7 @@ func TestAScanWithoutTheFastStore(t *testing.T) {
 		fast := newFast()
 		own := newOwned(t, "owner", fast, newDurable())
 		own.must(t, own.next("1"))
+		// The goroutines of the tier are at rest, so that away changes between two of their calls.
 		synctest.Wait()
 		fast.away.Store(true)
 
@@ -778,6 +789,8 @@ func TestTwoFastStores(t *testing.T) {
 		}
 		_ = s.Close(t.Context())
 
+		// The refused claim must not have taken the durable store away from its owner, or this change would never be
+		// drained.
 		own.must(t, own.next("2"))
 		empty := newOwned(t, "second", newFast(), shared)
 		if got := empty.Read(t.Context(), []rows.Address{{Partition: 7, Name: own.name}})[0]; string(got.Value) != "2" {
@@ -785,6 +798,7 @@ func TestTwoFastStores(t *testing.T) {
 		}
 
 		own.must(t, own.next("3")) // before the former one notices
+		// By then a drain of the former owner was refused, so further changes of it would never be drained.
 		time.Sleep(time.Minute)
 		if err := own.commit(t, own.next("4")); !errors.Is(err, rows.ErrFull) {
 			t.Errorf("a commit with the former fast store returns %v, want ErrFull", err)
@@ -841,6 +855,8 @@ func TestTwoProcessesBegin(t *testing.T) {
 				shared := newDurable()
 				between := newFast()
 				var second *owned
+				// The first process has its claim in the fast store and is about to claim the durable one: its claim
+				// there is the later of the two, though it is no longer the owner.
 				shared.claiming = func() {
 					second = newOwned(t, "second", between, shared)
 					if err := second.commit(t, second.next("1")); err != nil {
@@ -867,10 +883,14 @@ func TestTwoProcessesBegin(t *testing.T) {
 				_ = first.Close(t.Context())
 				second.close(t)
 
+				// Both processes may have made a token. If they differed, every later process would be refused as one
+				// with another fast store.
 				third := newOwned(t, "third", between, shared)
 				third.must(t, third.next("3"))
 				third.close(t)
 
+				// With an empty fast store only the durable one can have the row, so the drains of the third process
+				// have arrived.
 				fourth := newOwned(t, "fourth", newFast(), shared)
 				got := fourth.Read(t.Context(), []rows.Address{{Partition: 7, Name: fourth.name}})[0]
 				if string(got.Value) != "3" {
@@ -900,6 +920,8 @@ func TestASlowProcessTakesTheDurableStore(t *testing.T) {
 		slow := newOwned(t, "slow", between, shared)
 		time.Sleep(5 * time.Second) // until a drain of the owner notices it
 
+		// Lost makes an owner claim again. An error that it would wait out, or an acknowledgement, would leave its
+		// changes in the fast store alone.
 		if err := o.commit(t, o.next("2")); !errors.As(err, new(*rows.Lost)) {
 			t.Fatalf("a commit of the owner returns %v, want Lost", err)
 		}
@@ -937,6 +959,8 @@ func TestTheStateChangesDuringACommit(t *testing.T) {
 			t.Error("a state that changed during a commit counts as written to the fast store")
 		}
 
+		// The same number prepared twice is a repetition. The fast store may have made its first form, whose state may
+		// be another.
 		c = o.next("2")
 		c.Number++
 		_ = p.prepare(&c)
@@ -946,6 +970,7 @@ func TestTheStateChangesDuringACommit(t *testing.T) {
 			t.Error("a repeated commit counts as written with the state, though the store may have its earlier form")
 		}
 
+		// These commits were never made, and Close would try to drain them.
 		p.dirty.rows = nil
 		o.close(t)
 	})
@@ -964,6 +989,7 @@ func TestARowEvictedDuringACommit(t *testing.T) {
 		under := p.prepare(&c)
 		o.Evict(7, second)
 		p.acknowledge(&c, &under)
+		// A row that is taken off the list and was in no commit would stay in the fast store.
 		if !slices.Equal(p.removals.evicted, second) {
 			t.Errorf("%v are left to evict, want %v", p.removals.evicted, second)
 		}
@@ -1005,6 +1031,7 @@ func TestACommitDuringAdoption(t *testing.T) {
 			t.Fatal(err)
 		}
 
+		// The drain that follows has both values in its reach: the one that was scanned, and the one that is newer.
 		time.Sleep(time.Second)
 
 		at := []rows.Address{{Partition: 7, Name: o.name}}
@@ -1047,6 +1074,7 @@ func TestAdoptionIsKilled(t *testing.T) {
 				t.Error(err)
 			}
 
+			// Close would drain, and a process that is killed does not.
 			s.stop()
 			s.wg.Wait()
 		}
@@ -1062,6 +1090,7 @@ func TestAdoptionIsKilled(t *testing.T) {
 			}
 		}
 
+		// An ID that the durable store lacks would let a repeated call count twice once the fast store has lost it.
 		for _, id := range ids {
 			if _, is := shared.ids[id.Bytes]; !is {
 				t.Errorf("the durable store does not remember %v", id.Bytes)
@@ -1159,6 +1188,8 @@ func TestClaimsTogether(t *testing.T) {
 					}
 				}
 
+				// One call for each partition would need as many round trips as there are partitions, and counters
+				// cannot change meanwhile.
 				if took := time.Since(begun); took > tc.limit {
 					t.Errorf("the claims took %s, or %d round trips to the durable store, which is too long",
 						took, took/distance)
@@ -1206,6 +1237,7 @@ func TestSomeClaimsFail(t *testing.T) {
 		before.must(t, before.next("1"))
 		before.close(t)
 
+		// Partition 7 has a token in both stores, and they differ. The other partitions are new in both.
 		s := New(elsewhere, shared, Config{})
 		defer func() { _ = s.Close(t.Context()) }()
 		claims, err := s.Claim(t.Context(), "owner", everyPartition())
@@ -1234,6 +1266,7 @@ func TestClaimsWithoutTheDurableStore(t *testing.T) {
 		known.must(t, known.next("2")) // this writes the state to the fast store
 		known.close(t)
 
+		// At this moment the claims of the fast store are made, and the first read of the durable store has succeeded.
 		shared.claiming = func() { shared.away.Store(true) }
 		s := New(between, shared, Config{})
 		claims, err := s.Claim(t.Context(), "owner", everyPartition())
@@ -1343,6 +1376,8 @@ func TestALongOutage(t *testing.T) {
 
 		durable.away.Store(true)
 		for id, claim := range claims {
+			// Together the small partitions fill several transactions, and the large one alone takes longer than the
+			// timeout of a call.
 			n := 5_000
 			if id == part {
 				n = 110_000
@@ -1365,6 +1400,7 @@ func TestALongOutage(t *testing.T) {
 		if is := s.Dirty(); is != 0 {
 			t.Errorf("five minutes after the outage %d rows are not drained, want none", is)
 		}
+		// If rows are left, the test has failed above, and Close need not go on trying.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_ = s.Close(ctx)

@@ -174,6 +174,7 @@ func (w *stores) loseAll() bool {
 	w.fastAway = true
 	w.losses++
 	for id := range w.expected {
+		// A version that was drained before is not lost: the durable store still has it.
 		is := &w.expected[id]
 		is.isLost = !w.hasLocked(id)
 		if is.owner != nil {

@@ -141,6 +141,7 @@ func (s *simulation) run() {
 	}
 
 	s.healAll()
+	// Owners still make changes in the first rest, so that what a fault has broken is used again before the check.
 	time.Sleep(simRest)
 	s.endTurns()
 	time.Sleep(simRest)
@@ -305,6 +306,7 @@ func (s *simulation) check() {
 			continue
 		}
 
+		// Changes have ended for as long as a rest, which is many drains.
 		if dirty := s.processes[s.route[id]].tier.Dirty(); dirty > 0 {
 			s.Failf("once", "%s has %d rows to drain", owner.name, dirty)
 		}
@@ -313,6 +315,7 @@ func (s *simulation) check() {
 			s.Failf("once", "of partition %d the fast store has %v, the durable one %v, and %v was acknowledged",
 				id, fast, durable, acknowledged)
 		}
+		// Every process reads, since each has its own view of where a row is.
 		for _, p := range s.processes {
 			found := p.tier.Read(context.Background(), []rows.Address{addressOf(id)})[0]
 			if is := decodeVersion(found.Value); found.Err != nil || is != durable {
@@ -344,6 +347,8 @@ func (p *process) begin() {
 // kill ends the process as a crash would.
 func (p *process) kill() {
 	p.of.stores.end(p)
+	// The calls of a dead process do not arrive any more. Its goroutines still have to return, but no fault waits for
+	// that.
 	p.of.stray.Go(func() {
 		p.tier.stop()
 		p.tier.wg.Wait()
@@ -357,6 +362,7 @@ func (p *process) end() {
 	defer cancel()
 
 	for _, o := range p.owners {
+		// An owner in the middle of a commit keeps its turn, and may be waiting for a store that is away.
 		for !o.end() && ctx.Err() == nil {
 			time.Sleep(10 * time.Millisecond)
 		}
@@ -444,14 +450,16 @@ func (o *partitionOwner) makeTurn(dice *simtest.Dice) bool {
 
 	isRouted := o.of.isRouted(o.process, o.partition)
 	does := dice.Below(20)
+	isAsked := !isRouted && does < 10 // by the process that should own the partition
 	switch {
 	case o.hasEnded:
 		return false
-	case o.epoch == 0 && isRouted:
-		o.own()
 	case o.epoch == 0:
-	case !isRouted && does < 10:
-		o.release() // as asked by the process that should own the partition
+		if isRouted {
+			o.own()
+		}
+	case isAsked:
+		o.release()
 	case does < 12:
 		o.change(dice)
 	case does < 15:
@@ -540,6 +548,7 @@ func (o *partitionOwner) claim() (claim rows.Claim, ok bool) {
 
 // change judges a change of the row in memory, or first reads the row.
 func (o *partitionOwner) change(dice *simtest.Dice) {
+	// Now and then an owner reads the row though it has it, as after an eviction from memory.
 	base := o.row
 	if !o.isKnown || dice.Chance(0.2) {
 		ctx, cancel := context.WithTimeout(o.context(turns), 5*time.Second)
@@ -597,6 +606,9 @@ func (o *partitionOwner) commit(c change) {
 
 		var fenced *rows.Fenced
 		var lost *rows.Lost
+		// After an earlier attempt without an answer the commit may have been made, whatever a later one says.
+		isNotMade := attempt == 0 && errors.Is(err, rows.ErrFull)
+		isUnwanted := !c.heals && !o.of.isRouted(o.process, o.partition)
 		switch {
 		case err == nil:
 			o.land(c)
@@ -610,9 +622,9 @@ func (o *partitionOwner) commit(c change) {
 
 			c = healed
 
-		case errors.Is(err, rows.ErrFull) && attempt == 0:
-			return // the commit was not made
-		case !c.heals && !o.of.isRouted(o.process, o.partition):
+		case isNotMade:
+			return
+		case isUnwanted:
 			o.release()
 			return
 		default:
@@ -649,6 +661,7 @@ func (o *partitionOwner) heal(c change) (next change, isOver bool) {
 		return c, true
 	}
 
+	// The claim shows that the commit in doubt was made, so it is acknowledged and not made again.
 	if claim.Number == c.number && c.number > o.number {
 		o.land(c)
 	}

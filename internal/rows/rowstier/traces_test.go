@@ -161,7 +161,8 @@ func (r *recorder) claim(p *process, kind callKind, former rows.Former, is rows.
 
 func (r *recorder) commitFast(p *process, kind callKind, c *rows.Commit, arrives bool, err error) *action {
 	one := action{epoch: c.Epoch, after: c.After, number: c.Number, outcome: outcomeOf(err)}
-	isProbe := c.After == c.Number
+	isProbe := c.After == c.Number // which changes nothing, see probeOf
+	isConfirmation := kind == takesOver && isProbe
 	switch {
 	case kind == turns:
 		one.kind = commits
@@ -170,7 +171,7 @@ func (r *recorder) commitFast(p *process, kind callKind, c *rows.Commit, arrives
 		}
 	case !arrives:
 		return nil
-	case kind == takesOver && isProbe:
+	case isConfirmation:
 		one.kind = confirms
 		one.isOdd = true
 	case kind == takesOver:
@@ -260,10 +261,14 @@ func (r *recorder) lose(partition int) { r.add(nil, partition, action{kind: lose
 
 // readFast records what is read of the partition in the fast store.
 func (r *recorder) readFast(p *process, kind callKind, addresses []rows.Address, found []rows.Found) *action {
+	if r == nil {
+		return nil
+	}
+
 	one := action{isOdd: true}
 	for i, at := range addresses {
 		switch {
-		case r == nil || at.Partition != r.partition:
+		case at.Partition != r.partition:
 		case at.Name == stateName:
 			is, _ := decodeState(found[i].Value)
 			one.token = is.token
@@ -452,6 +457,8 @@ func text(trace []action) string {
 		}
 	}
 
+	// Epochs are times and tokens are random. The model has small numbers, so both are replaced by their places in
+	// order.
 	slices.Sort(epochs)
 	epochs = slices.Compact(epochs)
 
@@ -495,6 +502,7 @@ func text(trace []action) string {
 // record runs a simulation, and returns the trace of one of its partitions.
 func record(t *testing.T, seed uint64, plant ...func(*stores)) []action {
 	t.Helper()
+	// The model has one partition, so each seed shows one of the two.
 	r := &recorder{partition: int(seed % simPartitions)}
 	synctest.Test(t, func(*testing.T) {
 		s := newSimulation(seed, &simtest.Notes{Start: time.Now()})
@@ -516,12 +524,15 @@ func nameOf(a action) string {
 	}
 
 	mayBeRefused := a.kind == claims || a.kind == holds
+	isRefused := mayBeRefused && a.epoch == 0
+	isRenewed := mayBeRefused && a.former != 0
 	switch {
-	case mayBeRefused && a.epoch == 0:
+	case isRefused:
 		name += " refused"
-	case mayBeRefused && a.former != 0:
+	case isRenewed:
 		name += " renewed"
 	}
+
 	mayBeUnanswered := mayBeRefused || a.kind == takes || a.kind == gives
 	if mayBeUnanswered && !a.seen {
 		name += ", unanswered"
@@ -566,6 +577,7 @@ func TestServerTracesOfTiers(t *testing.T) {
 		Pair: drainIn,
 	}
 
+	// Every kind of action has to occur in some trace: one that never does would be checked by nothing.
 	all.Follow(t, 100, []string{
 		"claim", "claim, unanswered", "claim renewed", "claim refused",
 		"commit: made", "commit: fenced", "commit: does not arrive", "commit is answered",
@@ -577,5 +589,6 @@ func TestServerTracesOfTiers(t *testing.T) {
 		"check of a drain: made", "rival", "drain is sent", "drain: made", "drain: fenced", "drain is answered",
 	})
 
+	// A model that accepted everything would prove nothing, so it has to refuse the traces of faulty stores.
 	all.Refuse(t, plantedFaults)
 }
