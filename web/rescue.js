@@ -14,6 +14,7 @@ const TABS = 3; // so many tabs have one stream each where each tab has its own 
 const LEASE_MS = 10_000; // how long a tab has a stream that it does not ask for again
 const RETURN_MS = 25_000; // after this time the client tries a WebSocket again
 const LATELY_MS = 90_000; // where WebSockets were found blocked this lately, one that fails is blocked again
+const LONGEST = 4_000; // characters of a query: many proxies take 8 KB of address, and some less
 const COUNTERS = 'api/v1/counters';
 const COUNTER = '\t'; // a counter's topic is its key after this; a page is its own topic
 
@@ -168,6 +169,12 @@ async function find(address, failures, refusal, owner) {
 const query = (/** @type {string} */ name, /** @type {string[]} */ values) =>
   values.map((value) => `${name}=${encodeURIComponent(value)}`).join('&');
 
+/** The names in lists each of which fits into a query. @type {(names: string[]) => string[][]} */
+const lists = (names, half = names.length >> 1) =>
+  half && query('page', names).length > LONGEST
+    ? [names.slice(0, half), names.slice(half)].flatMap((part) => lists(part))
+    : [names];
+
 /** What an answer says; that of a proxy may be no JSON. */
 const json = (/** @type {Response} */ answer) => answer.json().catch(() => ({}));
 
@@ -258,7 +265,7 @@ class Fallback extends EventTarget {
           this.#subscribed.add(p);
           this.#unsure.add(p);
         }
-        this.#try(pages);
+        for (const list of lists(pages)) this.#try(list);
         for (const key of counters) this.#admit(key);
         break;
       case 'unsubscribe':
@@ -542,9 +549,10 @@ class Fallback extends EventTarget {
       /** @type {(counter: any) => void} */ say,
     ) => {
       if (!names.length) return;
-      this.#fetch(`${path}?${query(name, names)}`)
-        .then(({ counters }) => counters.forEach(say))
-        .catch(({ status }) => status || this.#fail());
+      for (const list of lists(names))
+        this.#fetch(`${path}?${query(name, list)}`)
+          .then(({ counters }) => counters.forEach(say))
+          .catch(({ status }) => status || this.#fail());
     };
     const isCounter = (/** @type {string} */ topic) => topic.startsWith(COUNTER);
     ask(

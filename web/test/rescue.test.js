@@ -209,6 +209,58 @@ test('counts of a joined page are stale until the server has counted the user', 
   }
 });
 
+test('a query for many long names is as many as a proxy takes, which refuses addresses of 8 KB', async () => {
+  globalThis.EventSource = class extends EventTarget {
+    close() {}
+  };
+  const longest = [];
+  globalThis.fetch = async (url, { body } = {}) => {
+    if (url.pathname.endsWith('/events')) return new Response('');
+    if (url.pathname === '/-/me/unread') return Response.json({ count: 0 }, { status: body === '{}' ? 400 : 200 });
+    if (`${url}`.length > 8_000) return new Response('<h1>Request-URI Too Large</h1>', { status: 414 });
+    longest.push(`${url}`.length);
+    if (url.pathname.startsWith('/api/v1/counters/')) return Response.json(last(decodeURIComponent(url.pathname)));
+    const [pages, keys] = ['page', 'key'].map((name) => url.searchParams.getAll(name));
+    return Response.json({ counters: [...pages.map((page) => ({ page, count: 1 })), ...keys.map(last)] });
+  };
+  const last = (name) => ({ key: name.split('/').at(-1), kind: 'sum', value: 1, version: '1-1' });
+  const settle = async () => {
+    for (let i = 0; i < 300; i++) await new Promise(setImmediate);
+  };
+  const rescue = await fresh();
+  await rescue(ADDRESS, 1);
+  mock.timers.enable({ apis: ['setInterval'] });
+  const replacement = new (await rescue(ADDRESS, 2))(ADDRESS.href);
+  let closed = false;
+  replacement.addEventListener('close', () => (closed = true));
+  const heard = new Set();
+  replacement.addEventListener('message', ({ data }) => {
+    const { page, key } = JSON.parse(data);
+    heard.add(page ?? key);
+  });
+  try {
+    // 128 characters of Japanese are 1,152 in an address. The client subscribes seven at a time.
+    const pages = Array.from({ length: 49 }, (_, i) => `${'日'.repeat(126)}${10 + i}`);
+    const counters = Array.from({ length: 49 }, (_, i) => `${'k'.repeat(126)}${10 + i}`);
+    for (let i = 0; i < 49; i += 7) {
+      const frame = { type: 'subscribe', pages: pages.slice(i, i + 7), counters: counters.slice(i, i + 7) };
+      replacement.send(JSON.stringify(frame));
+    }
+    await settle();
+    assert.equal([...pages, ...counters].filter((name) => heard.has(name)).length, 98, 'at first');
+    heard.clear();
+    mock.timers.tick(3_000);
+    await settle();
+    assert.equal([...pages, ...counters].filter((name) => heard.has(name)).length, 98, 'when they are polled');
+    assert.ok(Math.max(...longest) > 2_000, 'names that fit together are asked for together');
+    assert.ok(!closed);
+  } finally {
+    replacement.close();
+    mock.timers.reset();
+    delete globalThis.EventSource;
+  }
+});
+
 test('when the token of a hold has expired the client asks for another one', async () => {
   globalThis.EventSource = class extends EventTarget {
     close() {}
