@@ -133,7 +133,7 @@ async function find(address, failures, refusal, owner) {
   if (answer.status >= 500)
     return away(`answers with status ${answer.status}; attempts go on by themselves. ${said.detail ?? ''}`);
   if (!said.counters && answer.status !== 429)
-    return `what answers at ${base} with status ${answer.status} is not a Headcount server. Name the server in the attribute or option "server"; a proxy must pass on all paths that begin with ${base.pathname}-/, and want no log-in for them`;
+    return `what answers at ${base} with status ${answer.status} is not a Headcount server. Name the server in the attribute or option "server"; a proxy must pass on all paths that begin with ${base.pathname}-/, without a log-in`;
   if (failures === 1 || refusal) {
     // Reading is for everybody. Who may write is told that this says no action, and nothing changes. It is about no
     // page, which might be private.
@@ -173,7 +173,7 @@ const query = (/** @type {string} */ name, /** @type {string[]} */ values) =>
 const lists = (names, half = names.length >> 1) =>
   half && query('page', names).length > LONGEST
     ? [names.slice(0, half), names.slice(half)].flatMap((part) => lists(part))
-    : [names];
+    : names.length ? [names] : [];
 
 /** What an answer says; that of a proxy may be no JSON. */
 const json = (/** @type {Response} */ answer) => answer.json().catch(() => ({}));
@@ -404,7 +404,6 @@ class Fallback extends EventTarget {
    * Reads pages that are subscribed, and gives up those that the server refuses, so that they take nothing with them.
    */
   async #try(/** @type {string[]} */ pages) {
-    if (!pages.length) return;
     try {
       const { counters } = await this.#fetch(`-/counters?${query('page', pages)}`);
       for (const counter of counters) this.#count(counter);
@@ -548,7 +547,6 @@ class Fallback extends EventTarget {
       /** @type {string[]} */ names,
       /** @type {(counter: any) => void} */ say,
     ) => {
-      if (!names.length) return;
       for (const list of lists(names))
         this.#fetch(`${path}?${query(name, list)}`)
           .then(({ counters }) => counters.forEach(say))
