@@ -256,6 +256,19 @@ func (s *Store) batch(ctx context.Context, op *counter.Op) counter.Result {
 // Read implements counter.Reader. While PostgreSQL is unavailable, a read that may lag marks exact counters as not
 // readable instead of failing.
 func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+	all, err := s.readPlaced(ctx, keys, member, lag)
+	if err != nil {
+		return nil, err
+	}
+	s.findMisplaced(ctx, all, member)
+
+	return all, nil
+}
+
+// readPlaced reads counters where their rules say that they are.
+func (s *Store) readPlaced(
+	ctx context.Context, keys []string, member string, lag time.Duration,
+) ([]counter.Reading, error) {
 	owned, exact := s.part(keys)
 	if len(exact) == 0 {
 		return s.readOwned(ctx, keys, member, lag)
@@ -285,6 +298,45 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 	}
 
 	return all, nil
+}
+
+// findMisplaced looks on the other side for counters that do not exist where their rules say: a counter stays where it
+// is when its rule gets another kind. While the other side is unavailable they seem not to exist, as a counter that was
+// never misplaced would.
+func (s *Store) findMisplaced(ctx context.Context, all []counter.Reading, member string) {
+	var missing []string
+	for i := range all {
+		if all[i].Kind == 0 && !all[i].Away {
+			missing = append(missing, all[i].Key)
+		}
+	}
+	if len(missing) == 0 {
+		return
+	}
+
+	ctx, cancel := context.WithTimeout(ctx, lookWithin)
+	defer cancel()
+
+	found := map[string]counter.Reading{}
+	owned, exact := s.part(missing) // by their rules, so each is looked for in the other's place
+	if len(exact) > 0 {
+		readings, _ := s.cfg.Owned.Read(ctx, exact, member, 0)
+		for _, one := range readings {
+			found[one.Key] = one
+		}
+	}
+	if len(owned) > 0 && s.gate() == nil {
+		counters, _ := s.cfg.Exact.Read(ctx, owned)
+		for _, one := range counters {
+			found[one.Key] = counter.Reading{Counter: one}
+		}
+	}
+
+	for i := range all {
+		if one := found[all[i].Key]; one.Kind != 0 {
+			all[i] = one
+		}
+	}
 }
 
 // readOwned reads counters of owners. While Redis is unavailable, it returns PostgreSQL's values as stale.

@@ -358,6 +358,40 @@ func TestServerKindsOfTwoStores(t *testing.T) {
 			if r := change(t, s, op("", asSum)); !errors.Is(r.Err, counter.ErrKind) {
 				t.Errorf("%s: %q is exact, and yet a sum was made: %+v", name, key, r)
 			}
+			wantsRead(t, name, s, key, counter.Exact)
+		}
+	}
+}
+
+// TestServerKindsChanged: a counter is read where it is, although its rule has another kind now.
+func TestServerKindsChanged(t *testing.T) {
+	elsewhere := &stores{redis: redistest.Start(t), url: pgtest.Single(t).Database(t)}
+	for name, s := range map[string]counter.Store{
+		"alone":        openAlone(t, pgtest.Single(t).Database(t)),
+		"behind Redis": newStores(t).begin(t),
+		"beside Redis": elsewhere.beginSharedExact(t),
+	} {
+		must(t, s, op("", counter.Change{Key: "e:1", Rule: sum, Verb: counter.Add, Delta: 1}))
+		must(t, s, op("", counter.Change{Key: "s:1", Rule: exact, Verb: counter.Add, Delta: 1}))
+
+		wantsRead(t, name, s, "e:1", counter.Sum)
+		wantsRead(t, name, s, "s:1", counter.Exact)
+	}
+}
+
+// wantsRead checks that a counter is read with a kind and the value 1, beside others that do not exist.
+func wantsRead(t *testing.T, name string, s counter.Store, key string, kind counter.Kind) {
+	t.Helper()
+	for _, lag := range []time.Duration{0, time.Second} {
+		read, err := s.Read(t.Context(), []string{"e:none", key, "s:none"}, "", lag)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if read[1].Key != key || read[1].Kind != kind || read[1].Value != 1 {
+			t.Errorf("%s: %q is read as %+v, want the value 1 of kind %s", name, key, read[1], kind)
+		}
+		if read[0].Kind != 0 || read[0].Key != "e:none" || read[2].Kind != 0 || read[2].Key != "s:none" {
+			t.Errorf("%s: counters that do not exist are read as %+v", name, read)
 		}
 	}
 }
