@@ -71,9 +71,12 @@ func TestTheOwnerRefusesABatch(t *testing.T) {
 		if r := apply(store, batch("in", 3)); r.Err != nil || r.Replay {
 			t.Fatalf("adding six: %+v, want success", r)
 		}
+		// A gateway that judged by its own read would refuse this: it sees no stock.
 		if r := apply(emptied{store}, batch("out", -3)); r.Err != nil || r.Replay {
 			t.Errorf("taking all six while readers see none: %+v, want success", r)
 		}
+		// Now nothing is in stock, so the batch would be refused as a new one. But a client that repeats a call without
+		// an answer has to learn that it was made.
 		if r := apply(store, batch("out", -3)); r.Err != nil || !r.Replay {
 			t.Errorf("taking six again under the same key: %+v, want a replay", r)
 		}
@@ -93,6 +96,7 @@ func TestABatchThatOverflows(t *testing.T) {
 		}
 
 		var batch counter.Op
+		// Ten keys lie in several partitions, so the batch is made in parts.
 		for n := range 10 {
 			batch.Changes = append(batch.Changes, add(fmt.Sprint("s:", n), 1))
 		}
@@ -124,6 +128,7 @@ func (m *measuring) Do(_ context.Context, c owner.Call) (owner.Answer, error) {
 // call with all of them would be longer than package link takes, and all callers would get an error.
 func TestManyMembersAtOnce(t *testing.T) {
 	rules := counter.BuiltinRules()
+	// A thousand members of 128 bytes in each of 200 changes are 25 MB, more than a frame of package link takes.
 	join := make([]string, counter.MaxMembers)
 	for i := range join {
 		join[i] = fmt.Sprintf("%0128d", i)

@@ -81,6 +81,7 @@ func newHistory(t *testing.T, seed uint64) *history {
 		h.many = append(h.many, fmt.Sprint("member ", i))
 	}
 
+	// Some histories sweep often: an answer must not depend on whether expired rows are still there.
 	sweep := time.Hour
 	if h.rand.IntN(10) == 0 {
 		sweep = time.Minute
@@ -113,6 +114,7 @@ func (h *history) run() {
 		}
 	}
 
+	// A history may end before it has read what its last operations have broken.
 	for _, key := range h.keys() {
 		h.readKey(key)
 	}
@@ -135,6 +137,8 @@ func (h *history) same(what string, is, want any) {
 
 // fault returns the part of an error that both stores must have in common.
 func fault(err error) any {
+	// Clients see what a conflict says. Of other errors only their kind matters, and the two stores word them
+	// differently.
 	var conflict *counter.Conflict
 	if errors.As(err, &conflict) {
 		return *conflict
@@ -411,6 +415,7 @@ func (h *history) ledger(s counter.Store, key string) []counter.Entry {
 		h.t.Fatal(err)
 	}
 
+	// An expired entry is there until the next sweep, which the two stores make at different times.
 	kept := historyRules.Find(key).Ledger
 	entries := slices.DeleteFunc(page.Entries, func(e counter.Entry) bool { return !e.At.Add(kept).After(time.Now()) })
 	for i := range entries {

@@ -33,6 +33,7 @@ func TestMemoryOfASum(t *testing.T) {
 		t.Errorf("a sum takes %d bytes, want 200 at most", each)
 	}
 
+	// Otherwise the store could be freed before the heap is measured.
 	runtime.KeepAlive(s)
 }
 
@@ -49,6 +50,7 @@ func TestLimitsInMemoryAreBounded(t *testing.T) {
 		var keys []string
 		for n := 0; len(keys) == 0 || take(keys[len(keys)-1]).Err == nil; n++ {
 			key := fmt.Sprint("k", n)
+			// The bound is one of each partition. Filling one of them is enough, and takes a fraction of the time.
 			for rows.PartitionOf(key) != 0 {
 				n++
 				key = fmt.Sprint("k", n)
@@ -66,6 +68,7 @@ func TestLimitsInMemoryAreBounded(t *testing.T) {
 			t.Errorf("an existing limit: %+v, want it allowed", r)
 		}
 
+		// The window of an hour, and then time for a sweep.
 		time.Sleep(time.Hour + 3*time.Minute)
 		synctest.Wait()
 		if r := take(last); r.Err != nil || !r.Allowed {

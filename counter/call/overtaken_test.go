@@ -60,6 +60,8 @@ func TestACallAfterOneThatWasGivenUp(t *testing.T) {
 
 			cancel()
 
+			// The same operation again, as a new call. With the number of the former one the owner would answer it from
+			// memory.
 			way.isMute = false
 			answer, err := caller.Do(t.Context(), one)
 			if err != nil {

@@ -17,6 +17,7 @@ import (
 func TestDifferentBatchesUnderOneKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := calledBy(t, rowsmem.New(rowsmem.Config{}), countertest.Rules, owner.Config{Name: "only"})
+		// Who comes first depends on the scheduler, so one round would show only one order.
 		for round := range 40 {
 			id := counter.NewIdempotencyKey("*", "", fmt.Sprint(round))
 
@@ -53,6 +54,7 @@ func atOnce(t *testing.T, s counter.Writer, id counter.IdempotencyKey, round int
 	for caller := range results {
 		callers.Go(func() {
 			batch := counter.Op{IdempotencyKey: id}
+			// Two counters, which usually lie in different partitions, so that the batch is made in parts.
 			for half := range 2 {
 				key := fmt.Sprintf("k:%d:%d:%d", round, caller, half)
 				batch.Changes = append(batch.Changes, counter.Change{

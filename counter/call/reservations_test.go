@@ -52,6 +52,7 @@ func TestReservationsDueForLong(t *testing.T) {
 
 		must(t, s, "e:gone", counter.Change{Verb: counter.Delete})
 
+		// Much longer than any of the reservations, as if no process had run for a month.
 		time.Sleep(30 * 24 * time.Hour)
 		s = taken(t, over, "after")
 		if made := countertest.ExpireDue(t, s); len(made) != 3 {
@@ -63,6 +64,7 @@ func TestReservationsDueForLong(t *testing.T) {
 			t.Errorf("the counters are %+v, %v; want nothing free or reserved", read, err)
 		}
 
+		// What has expired must not be due again while the rows that note it are deleted.
 		for range 3 {
 			if made := countertest.ExpireDue(t, s); len(made) != 0 {
 				t.Errorf("%+v are due again, want none", made)

@@ -117,6 +117,7 @@ func (s *simulation) unanswered(key, name string, delta int64, err error) {
 	defer s.mu.Unlock()
 
 	switch {
+	// ErrBusy promises that nothing was made, so the change counts neither as made nor as possible.
 	case errors.Is(err, counter.ErrBusy):
 	case name != "":
 		s.ids[name].unknown = true
@@ -134,6 +135,7 @@ func (s *simulation) answered(key, name string, delta int64, known bool, result 
 	defer s.mu.Unlock()
 
 	if result.Err != nil {
+		// An acknowledged change must be known: a refusal would tell the client that it was not made.
 		if known {
 			s.Failf("once", "%s was made, and its repetition is refused: %v", name, result.Err)
 		}
@@ -144,6 +146,8 @@ func (s *simulation) answered(key, name string, delta int64, known bool, result 
 	if c.Value < 0 && c.Kind == counter.Exact {
 		s.Failf("–", "%s is %d, below its floor", key, c.Value)
 	}
+	// Clients keep the value of the newest version. Two values under one version would leave clients with different
+	// counts.
 	at := fmt.Sprint(key, "@", c.Version)
 	if value, ok := s.versions[at]; ok && value != c.Value {
 		s.Failf("ordered", "%s is %d and %d", at, value, c.Value)
@@ -167,6 +171,7 @@ func (s *simulation) check() {
 		if is.changed > 1 {
 			s.Failf("once", "%s was made %d times", name, is.changed)
 		}
+		// Each key counts once, however often it was sent and by how many gateways.
 		e := s.expected[is.key]
 		switch {
 		case is.acknowledge:
@@ -194,6 +199,7 @@ func (s *simulation) check() {
 
 // canBe reports whether some of the deltas, or none, add up to sum.
 func canBe(sum int64, deltas []int64) bool {
+	// All sums that are possible, and not the subsets: there may be dozens of deltas, all of them small.
 	sums := map[int64]bool{0: true}
 	for _, delta := range deltas {
 		for _, s := range slices.Collect(maps.Keys(sums)) {

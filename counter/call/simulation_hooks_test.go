@@ -161,6 +161,7 @@ func (h *hooked) setAway(is bool) {
 // wasLostLocked reports whether the store has lost this event, or the counter's value at that time.
 func (h *hooked) wasLostLocked(e webhook.Event) bool {
 	lostAt := h.lostAt
+	// A counter whose value was lost falls back until its owner has healed it, and such a fall is in no answer.
 	if healed := h.s.world.lostAt().Add(simHeal); healed.After(lostAt) {
 		lostAt = healed
 	}
@@ -229,6 +230,8 @@ func (s *simulation) live(gateway, number int) (*life, context.Context) {
 	})
 	s.hooking.Go(func() { l.hooks.Run(ctx) })
 
+	// If this gateway sends the events, its new life goes on with that. Otherwise none would be sent until another
+	// fault.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
@@ -328,6 +331,8 @@ func (l *life) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, syscall.ECONNRESET
 	}
 
+	// 4 is success. One of the ways to fail lets the message arrive and loses its answer, so the sender repeats a
+	// message that was received.
 	luck := 4
 	if dice.Chance(l.s.chances().receiver) {
 		luck = dice.Below(4)
@@ -392,6 +397,7 @@ func (s *simulation) checkHooks() {
 
 // truth waits until what is reported is true, and the receiver's events are as they should be.
 func (s *simulation) truth(when string, most time.Duration, isTold func(subject, counter.Counter, webhook.Event) bool) {
+	// The pauses between attempts grow, so after failures a message may take a while.
 	wrong := s.wrong(isTold)
 	for end := time.Now().Add(most); wrong != "" && time.Now().Before(end); {
 		time.Sleep(time.Second)

@@ -217,6 +217,7 @@ func (s *simulation) run() {
 	s.healAll()
 	time.Sleep(simRest)
 	close(stop)
+	// The check needs final values, so no change may be under way any more.
 	s.wait("a call has no answer", gateways.Wait)
 	s.wait("a call is on its way", s.stray.Wait)
 
@@ -240,6 +241,7 @@ func (s *simulation) wait(what string, end func()) {
 		close(ended)
 	}()
 
+	// Without this, a call that waits for ever would end the test without a word about its seed.
 	select {
 	case <-ended:
 	case <-time.After(time.Minute):
@@ -360,6 +362,7 @@ func (s *simulation) replace(i int) {
 	s.processes[i] = s.newProcess()
 	s.mu.Unlock()
 
+	// As long as it takes others to notice the death. Until then calls find no owner.
 	time.Sleep(s.rand.UpTo(500 * time.Millisecond))
 	for _, id := range owned {
 		s.move(id, s.rand.Below(simProcesses))
@@ -379,6 +382,7 @@ func (s *simulation) moveAll(from int) {
 func (s *simulation) healAll() {
 	s.mu.Lock()
 	s.faults = faults{}
+	// Half of the counters rest, so that a loss in them has to be healed although nobody changes them any more.
 	s.resting = true
 	s.mu.Unlock()
 	for _, p := range s.processes {

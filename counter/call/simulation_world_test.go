@@ -74,8 +74,11 @@ func (w *world) claim(owner string, partitions []rows.Former) ([]rows.Claim, err
 			continue // claimed again by its owner, which remembers all its commits
 		}
 
+		// A new owner reads the rows as they are and remembers no commit of its predecessor, so a loss of those would
+		// never heal.
 		w.kept = len(w.log)
 		if w.orphans[id] {
+			// The former owner is dead, so this claim may be lost, too: nobody would take itself for the owner again.
 			w.kept--
 			delete(w.orphans, id)
 		}
@@ -106,12 +109,15 @@ func (w *world) commit(c rows.Commit, isLate bool) error {
 }
 
 func (w *world) decide(c rows.Commit) error {
-	switch {
-	case w.away:
+	hasRoom := !w.full || len(c.Rows) == 0
+	if w.away {
 		return rows.ErrUnavailable
-	case w.full && len(c.Rows) > 0:
+	}
+	if !hasRoom {
 		return rows.ErrFull
-	case w.hasty && w.rand.Chance(0.3):
+	}
+	// Rolled last, so that a seed without the planted fault rolls the same dice.
+	if w.hasty && w.rand.Chance(0.3) {
 		return nil
 	}
 
@@ -142,6 +148,7 @@ func (w *world) decide(c rows.Commit) error {
 
 // trusted gives a commit the epoch and the numbers with which it is accepted.
 func (w *world) trusted(c rows.Commit) rows.Commit {
+	// The store names the epoch and the number that it would accept in its refusals.
 	probe := c
 	probe.Epoch = 0
 	if fenced, ok := w.store.Commit(context.Background(), []rows.Commit{probe})[0].(*rows.Fenced); ok &&
@@ -169,6 +176,7 @@ func (w *world) loseTail(dice *simtest.Dice) int {
 	}
 
 	keep := w.kept + dice.Below(len(w.log)-w.kept+1)
+	// Otherwise the greatest loss would be as rare as any other.
 	if dice.Chance(0.3) {
 		keep = w.kept
 	}
@@ -338,6 +346,7 @@ func (w *world) repeatLater(c rows.Commit) {
 	c.IDs = slices.Clone(c.IDs)
 	c.Asked = slices.Clone(c.Asked)
 
+	// Each fault makes only one of them arrive, so a few are enough.
 	const most = 50
 	if len(w.late) < most {
 		w.late = append(w.late, c)
@@ -356,6 +365,7 @@ func (w *world) repeatOne(dice *simtest.Dice) {
 	w.late = slices.Delete(w.late, i, i+1)
 	w.mu.Unlock()
 
+	// The sender has its answer already, or has given up. The late copy must be refused, or change nothing.
 	_ = w.commit(c, true)
 }
 
@@ -389,6 +399,8 @@ func (p *process) Do(ctx context.Context, one owner.Call) (owner.Answer, error) 
 	if dice.Chance(p.of.chances().calls) {
 		delay := dice.UpTo(3 * time.Second)
 		p.of.Logf("%s: a call to partition %d comes %v late", one.Stream, one.Partition, delay)
+		// The caller repeats the call meanwhile, so the late one arrives after its repetition, perhaps at a former
+		// owner.
 		p.of.stray.Go(func() {
 			time.Sleep(delay)
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -396,6 +408,7 @@ func (p *process) Do(ctx context.Context, one owner.Call) (owner.Answer, error) 
 			_, _ = p.do(ctx, one)
 		})
 
+		// A lost message is no error that its sender sees: it learns of the loss by waiting.
 		<-ctx.Done()
 		return owner.Answer{}, counter.ErrUnavailable
 	}

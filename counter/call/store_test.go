@@ -112,6 +112,7 @@ func TestALedgerWithoutItsBeginning(t *testing.T) {
 			Version: counter.Version{Incarnation: 1, Sequence: 72},
 		}}
 
+		// The ledger begins at entry 70 of 72.
 		for seq := uint64(70); seq <= 72; seq++ {
 			is.Ledger = append(is.Ledger, counter.Entry{
 				Seq: seq, At: now, Op: counter.LedgerIncrement, Delta: 1, Before: int64(seq - 1), After: int64(seq),

@@ -134,6 +134,7 @@ func TestDeletedCountersLeaveNoRows(t *testing.T) {
 		maps.DeleteFunc(soon, func(collection string, _ int) bool {
 			return collection == "meta" || strings.HasPrefix(collection, "expiry:")
 		})
+		// Longer than the 90 days for which history is kept, so the notes of what expires are due as well.
 		time.Sleep(100 * 24 * time.Hour)
 		late := store.left()
 		delete(late, "meta")
@@ -168,6 +169,7 @@ func TestExpiredRowsAreSwept(t *testing.T) {
 			time.Sleep(2 * time.Minute)
 		}
 
+		// The limit was asked two minutes ago, so its row is still needed. Three hours later it is not.
 		busy := store.left()
 		time.Sleep(3 * time.Hour)
 		quiet := store.left()
@@ -197,6 +199,7 @@ func TestRowsOfUniquesAreSmall(t *testing.T) {
 				members = append(members, fmt.Sprint(round, " ", i))
 			}
 
+			// From one member to hundreds at a time, so that the set is small at first and large in the end.
 			must(t, s, "seen:1", counter.Change{Verb: counter.Edit, Join: members[:1+round*round]})
 		}
 
@@ -214,6 +217,8 @@ func TestMisplaced(t *testing.T) {
 		was := *historyRules.Find("stock:1")
 		now := *historyRules.Find("sum:1")
 		for _, key := range []string{"a", "b"} {
+			// In both directions: an exact counter lies in a partition of its own, so each kind can be looked for in
+			// the wrong place.
 			before, after := &was, &now
 			if key == "b" {
 				before, after = after, before
@@ -226,6 +231,7 @@ func TestMisplaced(t *testing.T) {
 
 			first.Rule = after
 			r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{first}}})[0]
+			// fault returns a conflict as it is, and true or false for any other outcome.
 			if fault(r.Err) == true || fault(r.Err) == false {
 				t.Errorf("%q after its rule changed: %+v, want a conflict", key, r)
 			}

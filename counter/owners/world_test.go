@@ -361,12 +361,13 @@ func (l *load) increment(p *process, partition int, key string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.longest = max(l.longest, took)
+	isMade := err == nil && answer.Results[0].Err == nil
 	switch {
-	case err == nil && answer.Results[0].Err == nil:
+	case isMade:
 		l.made[key]++
 	case errors.Is(err, counter.ErrBusy):
 		l.failed++
-	default:
+	default: // without an answer it may have been made
 		l.failed++
 		l.unknown[key]++
 	}
