@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -129,8 +130,12 @@ func serve(t testing.TB, tune func(*Config)) *served {
 	api := New(cfg, users{}, live)
 	gin.SetMode(gin.ReleaseMode)
 	e := gin.New()
-	e.UseEscapedPath, e.UnescapePathValues, e.HandleMethodNotAllowed, e.RedirectTrailingSlash = true, false, true, false
-	e.Use(calls.Guard(cfg.Log, calls.CheckKey(isKey))) // as api.Engine does
+	// As api.Engine does. With the escaped path a key may have a slash in it.
+	e.UseEscapedPath = true
+	e.UnescapePathValues = false
+	e.HandleMethodNotAllowed = true
+	e.RedirectTrailingSlash = false
+	e.Use(calls.Guard(cfg.Log, calls.CheckKey(isKey)))
 	calls.Register(e, cfg.Log, api.Calls())
 	return &served{t: t, engine: e, api: api}
 }
@@ -212,6 +217,7 @@ func TestConcurrentReadsAreOne(t *testing.T) {
 		for range 50 {
 			read("GET /views:1", before)
 		}
+		// An exact read may not lag, so it must not share a read that has begun before it.
 		read("GET /views:1/exact", before)
 		synctest.Wait()
 		if n := slow.begun.Load(); n != 2 {
@@ -221,6 +227,8 @@ func TestConcurrentReadsAreOne(t *testing.T) {
 		// A read that began before the change must not answer calls that come after it.
 		after := one("views:1", "sum", 1, "1")
 		s.want("POST /views:1/increment", "", 200, after)
+		// The first reads have the old value already and have not answered yet. A caller that has just changed the
+		// counter must not be given it.
 		read("GET /views:1", after)
 		synctest.Wait()
 		if n := slow.begun.Load(); n != 3 {
@@ -279,6 +287,7 @@ func TestNumbers(t *testing.T) {
 
 	s.want("POST /views:1/adjust", `{"delta":-500,"reason":"bots","by":"ops"}`, 200, one("views:1", "sum", -503, "6"))
 	s.want("POST /views:1/reset", `{"reason":"new","by":"ops"}`, 200, one("views:1", "sum", 0, "7"))
+	// A reset to the value that is there changes nothing, so neither the version nor the ledger goes on.
 	s.want("POST /views:1/reset", `{"reason":"again","by":"ops"}`, 200, one("views:1", "sum", 0, "7"))
 
 	s.want("GET /views:1/ledger", "", 200,
@@ -304,6 +313,7 @@ func TestNumbers(t *testing.T) {
 			`"op":"decrement","delta":-1,"before":43,"after":42,"by":"bob"}]}`)
 	s.want("POST /stock:9/set", `{"value":0,"reason":"counted","by":"ops"}`, 200, one("stock:9", "exact", 0, "0"))
 
+	// A client that got no answer deletes again, and must not take the counter that is gone for a mistake.
 	s.want("DELETE /stock:1", "", 204, "")
 	s.want("DELETE /stock:1", "", 204, "")
 	s.want("GET /stock:1", "", 200, one("stock:1", "exact", 0, "0"))
@@ -331,6 +341,7 @@ func TestBatches(t *testing.T) {
 	wantProblem(t, s.do("POST ", `{"changes":[{"key":"views:1"},{"key":"seats:1"}]}`, key), 400, "a batch of their own")
 	wantConflict(t, w, "seats:1", 2, "ceiling is 3")
 
+	// Nothing of the refused batch was made. And a key that is asked for twice is answered once.
 	s.want("GET ?key=seats:1&key=views:1&key=seats:1&key=likes:9", "", 200,
 		listOf(one("seats:1", "exact", 2, "1"), one("views:1", "sum", -3, "2"), one("likes:9", "members", 0, "0")))
 
@@ -353,6 +364,7 @@ func TestMembers(t *testing.T) {
 	s.want("DELETE /likes:1/members/b", "", 200, one("likes:1", "members", 1, "3", no))
 	s.want("DELETE /likes:1/members/b", "", 200, one("likes:1", "members", 1, "3", no))
 
+	// "me" is a name for the caller's own user, so all three calls mean the same member.
 	s.want("PUT /likes:1/members/me", "", 200, one("likes:1", "members", 2, "4", yes), "User: ann")
 	s.want("GET /likes:1/members/ann", "", 200, one("likes:1", "members", 2, "4", yes))
 	s.want("GET /likes:1/members/me", "", 200, one("likes:1", "members", 2, "4", yes), "User: ann")
@@ -392,6 +404,7 @@ func TestUniques(t *testing.T) {
 	wantProblem(t, s.do("POST /visitors:1/members", `{"remove":["a"]}`, key), 400, `send only "add"`)
 
 	s.want("GET /visitors:1/exact", "", 200, estimated("visitors:1", 5, "4"))
+	// "a" is in both counters, so that a sum and a union differ.
 	s.want("POST /visitors:2/members", `{"add":["a","z"]}`, 200, estimated("visitors:2", 2, "1"))
 	s.want("GET ?key=visitors:2&key=views:1&key=visitors:1", "", 200,
 		listOf(estimated("visitors:2", 2, "1"), one("views:1", "sum", 0, "0"), estimated("visitors:1", 5, "4")))
@@ -416,6 +429,16 @@ func TestUniques(t *testing.T) {
 	s.want("GET /visitors:1", "", 200, estimated("visitors:1", 0, "0"))
 }
 
+// ranged is an answer about a range.
+type ranged struct {
+	Key, Step string
+	Points    []struct {
+		At    time.Time
+		Value int64
+	}
+	Total int64
+}
+
 func TestHistory(t *testing.T) {
 	s := serve(t, nil)
 	s.want("POST /hits:1/increment", `{"delta":5}`, 200, one("hits:1", "sum", 5, "1"))
@@ -430,16 +453,7 @@ func TestHistory(t *testing.T) {
 		t.Errorf("a public window is answered %d %s, want 200", w.Code, w.Body)
 	}
 
-	type answer struct {
-		Key, Step string
-		Points    []struct {
-			At    time.Time
-			Value int64
-		}
-		Total int64
-	}
-
-	get := func(query, step string, points int) (a answer) {
+	get := func(query, step string, points int) (a ranged) {
 		t.Helper()
 		w := s.do("GET /hits:1/range"+query, "")
 		if err := json.Unmarshal(w.Body.Bytes(), &a); err != nil || w.Code != 200 || a.Key != "hits:1" ||
@@ -451,6 +465,7 @@ func TestHistory(t *testing.T) {
 
 	now := time.Now().UTC()
 	a := get("", "1m", 60)
+	// The minute may end between a change and the question, so the changes may lie in either of the last two steps.
 	if last := a.Points[59]; a.Total != 3 || a.Points[58].Value+last.Value != 3 || last.At.After(now) ||
 		now.Sub(last.At) > 2*time.Minute {
 		t.Errorf("the history is %+v", a)
@@ -461,11 +476,20 @@ func TestHistory(t *testing.T) {
 		t.Errorf("the history is %+v, want a total of 3", a)
 	}
 
+	// Steps begin at full multiples of their length in UTC, whatever zone the caller writes. So 36 hours touch four
+	// steps of 12.
 	from := now.Add(-36 * time.Hour).In(time.FixedZone("", 2*3600)).Format(time.RFC3339)
 	if a := get("?step=12h&from="+url.QueryEscape(from), "12h", 4); a.Total != 3 || a.Points[3].Value != 3 {
 		t.Errorf("the history is %+v, want 3 in the last of four points", a)
 	}
 
+	// The history goes with its counter: one that is created anew under the same key must not begin with it.
+	s.want("DELETE /hits:1", "", 204, "")
+	s.want("GET /hits:1/window?last=1h", "", 200, `{"key":"hits:1","last":"1h","value":0}`)
+}
+
+func TestHistoryThatIsRefused(t *testing.T) {
+	s := serve(t, nil)
 	for call, detail := range map[string]string{
 		"GET /hits:1/range?from=yesterday":                   "one time such as",
 		"GET /hits:1/range?from=2030-10-10T12:00:00Z&from=x": "one time such as",
@@ -490,13 +514,16 @@ func TestHistory(t *testing.T) {
 	s.want("POST /votes:1/increment", "", 200, one("votes:1", "sum", 1, "1"))
 	wantConflict(t, s.do("GET /votes:1/range", ""), "votes:1", 1, `the rule "votes:*" keeps none`)
 	wantConflict(t, s.do("GET /votes:1/window?last=1h", ""), "votes:1", 1, `the rule "votes:*" keeps none`)
+}
 
+func TestHistoryOfUniques(t *testing.T) {
+	s := serve(t, nil)
 	// The distinct members in several steps are fewer than the sum over the steps.
 	s.want("POST /people:1/members", `{"add":["a","b","c"]}`, 200, estimated("people:1", 3, "1"))
 	s.want("POST /people:1/members", `{"add":["b"]}`, 200, estimated("people:1", 3, "1"))
 	s.want("GET /people:1/window?last=1d", "", 200, `{"key":"people:1","last":"1d","value":3}`)
 	w := s.do("GET /people:1/range?step=12h", "")
-	var people answer
+	var people ranged
 	if err := json.Unmarshal(w.Body.Bytes(), &people); err != nil || w.Code != 200 || len(people.Points) != 60 ||
 		people.Total != 3 || people.Points[58].Value+people.Points[59].Value != 3 {
 		t.Errorf("%d %s", w.Code, w.Body)
@@ -505,9 +532,6 @@ func TestHistory(t *testing.T) {
 	s.want("GET /people:2/window?last=90d", "", 200, `{"key":"people:2","last":"90d","value":0}`)
 	wantProblem(t, s.do("GET /people:1/range?step=1m", ""), 400, "no multiple")
 	wantConflict(t, s.do("GET /visitors:1/range", ""), "visitors:1", 0, `the rule "visitors:*" keeps none`)
-
-	s.want("DELETE /hits:1", "", 204, "")
-	s.want("GET /hits:1/window?last=1h", "", 200, `{"key":"hits:1","last":"1h","value":0}`)
 }
 
 func TestDimensions(t *testing.T) {
@@ -592,6 +616,8 @@ func TestTop(t *testing.T) {
 	s.want("GET "+TopRoot+"?match=hits:*&last=90d&n=1", "", 200,
 		`{"match":"hits:*","last":"90d","top":[{"key":"hits:11","value":12}]}`)
 
+	// A deleted counter leaves the list. A counter that was reset stays: the list is of what was gained, which a reset
+	// does not undo.
 	s.want("DELETE /hits:11", "", 204, "")
 	s.want("POST /hits:10/reset", `{"reason":"new","by":"ops"}`, 200, one("hits:10", "sum", 0, "2"))
 
@@ -642,6 +668,7 @@ func wantProblem(t *testing.T, w *httptest.ResponseRecorder, status int, detail 
 		t.Errorf("the problem has the headers %v", w.Header())
 	}
 
+	// A caller may repeat the call after that time, so it is on answers that a repetition may change, and on no other.
 	if retry := w.Header().Get("Retry-After"); (status == 429 || status == 503) != (retry != "") {
 		t.Errorf("a %d has Retry-After %q", status, retry)
 	}
@@ -664,24 +691,52 @@ func wantConflict(t *testing.T, w *httptest.ResponseRecorder, key string, value 
 // Every mistake of a caller has its own answer. If there are several, the first one is answered.
 func TestProblems(t *testing.T) {
 	s := serve(t, nil)
-	long, many := strings.Repeat("k", 129), strings.Repeat(" ", MaxBody+1)
-
-	var thousand, hundred []string
-	for i := range 1001 {
-		thousand = append(thousand, fmt.Sprintf(`{"key":"views:%d"}`, i))
+	for _, m := range slices.Concat(mistakesOfCallers(), mistakesInBodies()) {
+		t.Run(fmt.Sprintf("%.40s %.40s %d", m.call, strings.ToValidUTF8(m.body, "?"), m.status), func(t *testing.T) {
+			wantProblem(t, s.do(m.call, m.body, m.lines...), m.status, m.detail)
+		})
 	}
 
+	if w := s.do("GET /%2A/aggregate", "", key); !strings.Contains(w.Body.String(), `"counters":0,`) {
+		t.Errorf("a refused call changed a counter: %s", w.Body)
+	}
+
+	// Paths without a route: calls of later versions, and methods that a path does not have.
+	for call, status := range map[string]int{
+		"GET /views:1/dimensions":          404,
+		"GET /":                            404,
+		"POST /views:1/dimensions/country": 405,
+		"PUT /views:1":                     405,
+		"GET /views:1/increment":           405,
+		"POST /views:1":                    405,
+	} {
+		if w := s.do(call, "", key); w.Code != status {
+			t.Errorf("%s: %d, want %d", call, w.Code, status)
+		}
+	}
+}
+
+// mistake is a call that is refused.
+type mistake struct {
+	call, body string
+	lines      []string // key is the first line of a server
+	status     int
+	detail     string
+}
+
+const form = "Content-Type: application/x-www-form-urlencoded"
+
+// mistakesOfCallers are mistakes in API keys, names, rights and identities. They are answered before those in bodies: a
+// caller without the right learns nothing about what a body has to be.
+func mistakesOfCallers() []mistake {
+	long := strings.Repeat("k", 129)
+	many := strings.Repeat(" ", MaxBody+1)
+	var hundred []string
 	for i := range 101 {
 		hundred = append(hundred, fmt.Sprintf("key=views:%d", i))
 	}
 
-	const form = "Content-Type: application/x-www-form-urlencoded"
-	for _, tc := range []struct {
-		call, body string
-		lines      []string // key is the first line of a server
-		status     int
-		detail     string
-	}{
+	return []mistake{
 		{"GET /views:1", "", []string{"X-API-Key: x"}, 401, "API key"},
 		{"POST /" + long + "/increment", "{", []string{"X-API-Key: x"}, 401, "API key"},
 		{"POST ", "{", []string{"X-API-Key: x"}, 401, "API key"},
@@ -728,7 +783,17 @@ func TestProblems(t *testing.T) {
 		{"GET /views:1", "", []string{"User: expired"}, 401, "token"},
 		{"PUT /likes:1/members/me", "", []string{key}, 401, "no identity"},
 		{"DELETE /likes:1/members/me", "", []string{key}, 401, "no identity"},
+	}
+}
 
+func mistakesInBodies() []mistake {
+	many := strings.Repeat(" ", MaxBody+1)
+	var thousand []string
+	for i := range 1001 {
+		thousand = append(thousand, fmt.Sprintf(`{"key":"views:%d"}`, i))
+	}
+
+	return []mistake{
 		{"POST /views:1/increment", many, []string{key}, 413, "262144"},
 		{"POST /views:1/increment", `{"delta":1}`, []string{key, form}, 415, "application/json"},
 		{"POST /views:1/increment", `{"delta":1}`, []string{key, "Content-Type: ;"}, 415, "application/json"},
@@ -777,28 +842,6 @@ func TestProblems(t *testing.T) {
 		{"GET /views:1/ledger?after=-1", "", []string{key}, 400, `"after" is one whole number`},
 		{"GET /views:1/ledger?after=1&after=2", "", []string{key}, 400, `"after" is one whole number`},
 		{"GET /views:1/ledger?%zz", "", []string{key}, 400, "cannot be read"},
-	} {
-		t.Run(fmt.Sprintf("%.40s %.40s %d", tc.call, strings.ToValidUTF8(tc.body, "?"), tc.status), func(t *testing.T) {
-			wantProblem(t, s.do(tc.call, tc.body, tc.lines...), tc.status, tc.detail)
-		})
-	}
-
-	if w := s.do("GET /%2A/aggregate", "", key); !strings.Contains(w.Body.String(), `"counters":0,`) {
-		t.Errorf("a refused call changed a counter: %s", w.Body)
-	}
-
-	// Paths without a route: calls of later versions, and methods that a path does not have.
-	for call, status := range map[string]int{
-		"GET /views:1/dimensions":          404,
-		"GET /":                            404,
-		"POST /views:1/dimensions/country": 405,
-		"PUT /views:1":                     405,
-		"GET /views:1/increment":           405,
-		"POST /views:1":                    405,
-	} {
-		if w := s.do(call, "", key); w.Code != status {
-			t.Errorf("%s: %d, want %d", call, w.Code, status)
-		}
 	}
 }
 
@@ -845,6 +888,7 @@ func TestConflicts(t *testing.T) {
 		t.Run(tc.call, func(t *testing.T) { wantConflict(t, s.do(tc.call, tc.body, key), tc.key, tc.value, tc.detail) })
 	}
 
+	// Anybody can make such mistakes, so they must not be able to fill the log.
 	if log.Len() > 0 {
 		t.Errorf("the log must not have mistakes of callers: %s", &log)
 	}
@@ -857,6 +901,8 @@ func TestConflicts(t *testing.T) {
 // An idempotency key changes nothing a second time. It is known only within its own space.
 func TestReplays(t *testing.T) {
 	s := serve(t, nil)
+	// All steps send the same Idempotency-Key, so only the spaces tell them apart: a server, a visitor, another
+	// visitor, and batches.
 	for i, step := range []struct {
 		call, body string
 		lines      []string
@@ -920,6 +966,8 @@ func TestPublicCalls(t *testing.T) {
 	for _, who := range []string{"User: bob", "Other: address"} {
 		refused := 0
 		for i := range 60 {
+			// All kinds of changes use up the same rate. A DELETE by somebody new changes nothing, so it is left out
+			// there.
 			call := []string{"POST /votes:1/increment", "PUT /likes:1/members/me", "DELETE /likes:1/members/me"}[i%3]
 			if who[0] == 'O' {
 				call = []string{"POST /votes:1/increment", "PUT /likes:1/members/me"}[i%2]
@@ -946,6 +994,7 @@ func TestPublicCalls(t *testing.T) {
 	for range 3 {
 		s.do("POST /seats:1/increment", "", key)
 	}
+	// A visitor over the limit who is told "later" would come back for a place that does not exist.
 	for range 60 {
 		wantConflict(t, s.do("POST /seats:1/increment", "", "User: eve"), "seats:1", 3, "ceiling")
 	}
@@ -1022,6 +1071,7 @@ func TestTheStoreIsAway(t *testing.T) {
 
 	s.want("POST /views:1/increment", "", 200, one("views:1", "sum", 1, "1"))
 	s.want("POST /now:1/increment", "", 200, one("now:1", "sum", 1, "1"))
+	// Each of these was read or changed while the store was there, so its value is known. views:2 never was.
 	s.want("GET /likes:1", "", 200, one("likes:1", "members", 0, "0"))
 
 	store.away.Store(true)
@@ -1069,6 +1119,8 @@ func TestTheQueueIsFull(t *testing.T) {
 		go func() { busy <- s.do("POST /views:1/increment", "", key).Code }() // ends once the store may
 	}
 
+	// One change is being written and two are queued, so five answers come at once. Which callers get them does not
+	// matter.
 	for range 5 {
 		if code := <-busy; code != 503 {
 			t.Errorf("with a full queue a change is answered %d, want 503", code)
@@ -1083,6 +1135,7 @@ func TestTheQueueIsFull(t *testing.T) {
 		}
 	}
 
+	// Three changes in two writes: the two that waited were made together.
 	s.want("GET /views:1/exact", "", 200, one("views:1", "sum", 3, "2"))
 }
 
@@ -1101,6 +1154,7 @@ func TestARuleChangedItsKind(t *testing.T) {
 		t.Fatal(r[0].Err)
 	}
 
+	// Twice, since the log must not have a line for each call.
 	for range 2 {
 		wantConflict(t, s.do("POST /views:1/increment", "", key), "views:1", 1, "kind members")
 		s.want("GET /views:1", "", 200, one("views:1", "members", 1, "1"))

@@ -23,6 +23,8 @@ func TestHeldBodies(t *testing.T) {
 		var held sync.WaitGroup
 		var ends []*io.PipeWriter
 		for i := range bounds.LargeBodies.Max {
+			// A pipe keeps the body open: the server has read the first part and waits for the rest, as from a slow
+			// caller.
 			body, end := io.Pipe()
 			ends = append(ends, end)
 
@@ -55,6 +57,7 @@ func TestHeldBodies(t *testing.T) {
 			}
 		}
 
+		// The bound is on large bodies of visitors: a small one passes, and so does a server's.
 		ask(large, http.StatusServiceUnavailable, "User: late")
 		ask(large[len(`{"delta":1}`):], http.StatusOK, "User: late")
 		ask(large, http.StatusOK, key)

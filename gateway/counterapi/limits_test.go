@@ -73,6 +73,7 @@ func TestLimits(t *testing.T) {
 		{"no%20rule%2Ffits", `{"limit":1000000000000,"window":"1m"}`, 60, limited{true, 1e12, 1e12 - 1, 0}},
 		{"b", `{"limit":1,"window":"1.5s"}`, 2, limited{true, 1, 0, 0}},
 	} {
+		// All steps have the same Idempotency-Key, which means nothing to a limit: asking twice costs twice.
 		got := parseLimit(t, s.do("POST "+limitsRoot+"/"+step.key, step.body, key, "Idempotency-Key: x"), step.window)
 
 		if got.ResetAfter <= 0 || got.ResetAfter > 2000*step.window {
@@ -96,6 +97,7 @@ func TestLimitsAreLookedAtAndGivenBack(t *testing.T) {
 				t.Helper()
 				body := fmt.Sprintf(`{"limit":10,"window":"31d","algorithm":%q,"cost":%d}`, algorithm, cost)
 				got := parseLimit(t, s.do("POST "+limitsRoot+"/k", body, key), 31*24*60*60)
+				// Nothing has to come back exactly when nothing was taken.
 				if (got.ResetAfter == 0) != (got.Remaining == 10) {
 					t.Errorf("of 10 remain %d, and all are back in %d ms", got.Remaining, got.ResetAfter)
 				}

@@ -223,11 +223,13 @@ func TestFollowing(t *testing.T) {
 		s.lost()
 		want("2-9")
 
+		// A counter that nobody watches must not keep its channel in the store.
 		l.Unwant(likes)
 		synctest.Wait()
 		if n := len(s.followed); n > 0 {
 			t.Errorf("%d counters are still followed, want none", n)
 		}
+		// Such a notification may be on its way while the counter is unfollowed.
 		s.tell(s.set(2, 10))
 		want()
 
@@ -286,6 +288,7 @@ func TestOneIsAway(t *testing.T) {
 			t.Error("memory must answer for likes:1 and not for the stale stock:1")
 		}
 
+		// As when the last client leaves and another one comes: it gets the old value, marked as such.
 		l.Unwant(stock)
 		l.Want(stock)
 		want("7-1 as it was")
@@ -303,6 +306,7 @@ func TestOneIsAway(t *testing.T) {
 // When a server is away, all its counters are soon stale, however many there are, and those of another server are not.
 func TestManyAreAway(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, _ func(...string)) {
+		// Many times as many as one read covers, so probes alone would take that many seconds to find them.
 		const stocks = 20 * counter.MaxKeys
 
 		s.set(1, 5)
@@ -426,7 +430,9 @@ func TestReadsAndUpdatesOvertakeEachOther(t *testing.T) {
 func TestMembership(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		s.set(1, 1, "ann")
-		ann, bob, tab := &pages{}, &pages{}, &pages{}
+		ann := &pages{}
+		bob := &pages{}
+		tab := &pages{} // another one of ann
 
 		told := func(v *pages, want ...string) {
 			t.Helper()
@@ -447,6 +453,8 @@ func TestMembership(t *testing.T) {
 		told(ann, "mine true again true")
 		told(bob, "mine false again true")
 
+		// Another tab of a known member. A store that was asked for each tab would be asked by every visitor of a busy
+		// page.
 		reads := s.reads
 		l.View("likes:1", "ann", tab)
 		told(tab, "mine true again true")
@@ -456,6 +464,7 @@ func TestMembership(t *testing.T) {
 
 		s.tell(s.set(1, 2, "ann", "bob"), "bob")
 		told(bob, "mine true again false")
+		// A notification names who joined, so nobody else gets a frame.
 		told(ann)
 
 		s.told([]counter.Update{{Counter: s.set(1, 3, "bob"), Left: []string{"ann"}}})
@@ -515,6 +524,7 @@ func TestAwayAndBack(t *testing.T) {
 		ann := &pages{}
 		l.View("likes:1", "ann", ann)
 		l.Want(Topic("views:1"))
+		// Nothing new is known, so nothing may be sent, however often the store is tried.
 		time.Sleep(10 * time.Second)
 		want()
 
@@ -539,6 +549,7 @@ func TestAwayAndBack(t *testing.T) {
 func TestKnownWhileAway(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		c := s.set(1, 1)
+		// As a call of some client has read it, which no subscriber has seen.
 		l.remember(c)
 		s.goes(true)
 		l.StateChanged()
@@ -561,6 +572,7 @@ func TestOwnChangeIsKnownWhileAway(t *testing.T) {
 		l.Want(likes)
 		want("1-1")
 
+		// The caller was told 2. If the counter it looks at went back to 1, its change would seem to be undone.
 		l.remember(s.set(1, 2))
 		s.goes(true)
 		l.StateChanged()
@@ -583,6 +595,7 @@ func TestOneIsStale(t *testing.T) {
 		l.Want(likes)
 		want("1-1 as it was")
 
+		// Ten probes find the same stale value, which is sent once.
 		time.Sleep(10 * time.Second)
 		want()
 		if all := l.current([]string{"likes:1", "views:1"}, lag); len(all) != 2 || !all[0].Stale || all[1].Stale {
@@ -646,6 +659,7 @@ func TestAReadConfirmsACounter(t *testing.T) {
 			l.Want(Topic(fmt.Sprint("views:", i)))
 		}
 
+		// A probe has at most counter.MaxKeys of them, so after the lag of five seconds most are unconfirmed again.
 		time.Sleep(time.Minute)
 		api := &API{cfg: l.cfg, live: l}
 
@@ -678,6 +692,7 @@ func TestStandstill(t *testing.T) {
 		s.set(1, 1)
 		l.Want(likes)
 		want("1-1")
+		// The notifications of that time may be lost, so the value is doubted even though it has not changed.
 		l.resumed()
 		want("stale", "1-1")
 

@@ -82,8 +82,10 @@ func TestListsThatAreFollowed(t *testing.T) {
 			follow(n, 200, from(1))
 		}
 
+		// A stream that was admitted may still be on its way to its list, so a place is kept for it that long.
 		time.Sleep(beginTime)
 		follow(bounds.TopListsOfAddress.Max, 429, from(1))
+		// Another address begins the list. It is then computed in any case, so the first address may follow it as well.
 		follow(bounds.TopListsOfAddress.Max, 200, from(2))
 		follow(bounds.TopListsOfAddress.Max, 200, from(1))
 
@@ -126,6 +128,7 @@ func TestListsOfServers(t *testing.T) {
 		polls.Go(func() { top.Visitors.Run(ctx) })
 		polls.Go(func() { top.Servers.Run(ctx) })
 
+		// The server's list was computed once by now. After the increment the next look finds another list.
 		time.Sleep(1500 * time.Millisecond)
 		s.want("POST /hits:1/increment", "", 200, one("hits:1", "sum", 1, "1"))
 		time.Sleep(time.Second)

@@ -52,6 +52,7 @@ func TestAnAddressIsBoundedWhoeverItSaysItIs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := serve(t, nil)
+				// In a bubble no time passes during the calls, so exactly the burst is made.
 				if made := s.vote(t, 0, tc.users, tc.key, tc.lines); made != tc.bound.Burst {
 					t.Errorf("%d changes were made at once, want %d", made, tc.bound.Burst)
 				}
@@ -65,6 +66,7 @@ func TestAnAddressIsBoundedWhoeverItSaysItIs(t *testing.T) {
 					t.Errorf("a call with an API key is answered %d, want 200", w.Code)
 				}
 
+				// Whoever has made a change before is not locked out by the flood.
 				time.Sleep(10 * time.Second)
 				if made := s.vote(t, 0, 10, tc.key, tc.lines); made != 10 {
 					t.Errorf("%d of the first 10 users may change again, want all", made)
@@ -93,6 +95,7 @@ func TestTheNumberOfOpenCountersIsBounded(t *testing.T) {
 		if made := s.vote(t, 0, 10, fresh, withToken); made != 3 {
 			t.Errorf("%d counters were made beside two, want 3", made)
 		}
+		// The bound is on counters and not on changes: a full rule must not stop the counters that exist.
 		if made := s.vote(t, 0, 3, fresh, withToken); made != 3 {
 			t.Errorf("%d of 3 counters can still be changed", made)
 		}

@@ -146,6 +146,8 @@ func TestLongAnswersTakeTurns(t *testing.T) {
 		}
 		wg.Wait()
 
+		// The first is written as soon as it is computed, and each further one after the time that its predecessor
+		// takes.
 		if last := takes + (callers-1)*points*perPoint; len(at) != callers || at[takes] != 1 || at[last] != 1 {
 			t.Errorf("answers at %v, want one each %s up to %s", at, points*perPoint, last)
 		}
@@ -188,6 +190,8 @@ func TestLongAnswersOfOneAddress(t *testing.T) {
 			})
 		}
 
+		// All questions of the first address are queued or refused by now, which is the worst moment for another
+		// address to come.
 		synctest.Wait()
 		at := time.Now()
 		waiting := time.Duration(bounds.AnswersOfAddress.Max + 1)
@@ -237,6 +241,7 @@ func TestFreshQuestions(t *testing.T) {
 		}
 
 		asking(0)
+		// The first computation has read the store already, and answers only later.
 		time.Sleep(takes / 2)
 		s.want("POST /fresh:1/increment", "", 200, one("fresh:1", "sum", 1, "1"))
 		time.Sleep(takes/2 - time.Nanosecond)
@@ -301,6 +306,7 @@ func TestManyQuestions(t *testing.T) {
 			}
 		})
 
+		// The first question is being computed, so what follows comes while the public questions use all that they may.
 		synctest.Wait()
 		if n := store.histories.Load(); n != 1 {
 			t.Errorf("%d computations are under way, want 1", n)
@@ -401,6 +407,8 @@ func TestPublicTop(t *testing.T) {
 
 		get(1, `{"key":"hits:2","value":3}`)
 		s.want("POST /hits:0/increment", `{"delta":9}`, 200, one("hits:0", "sum", 10, "2"))
+		// Another length of the same list, and still the old answer: a caller that varied n could otherwise have a list
+		// computed each time.
 		get(2, `{"key":"hits:2","value":3},{"key":"hits:1","value":2}`)
 		time.Sleep(5 * time.Second)
 		get(2, `{"key":"hits:0","value":10},{"key":"hits:2","value":3}`)
