@@ -235,11 +235,11 @@ function toggle({ element, headcount, say, signal }, button, label, said, ask, p
   let asking = false;
   const update = () => {
     const on = wish ?? said();
-    if (on === undefined || signal.aborted) return;
-    button.disabled = false;
-    button.setAttribute('aria-pressed', `${on}`);
-    button.part.toggle('pressed', on);
-    paint(on);
+    if (signal.aborted) return;
+    button.disabled = on === undefined; // until the server has said something, of this user
+    button.setAttribute('aria-pressed', `${!!on}`);
+    button.part.toggle('pressed', !!on);
+    if (on !== undefined) paint(on);
   };
   const askAll = async () => {
     asking = true;
@@ -264,7 +264,7 @@ function toggle({ element, headcount, say, signal }, button, label, said, ask, p
     update();
   };
   headcount.addEventListener('user', other, { signal });
-  button.disabled = true; // until the server has said something
+  button.disabled = true;
   button.setAttribute('aria-label', label);
   button.addEventListener(
     'click',
@@ -316,10 +316,11 @@ function likes(parts, counter) {
 
 /**
  * Calls back with whether the user follows a page: at every connection, since other tabs
- * may have changed it, and after each change of this document.
+ * may have changed it, and after each change of this document. Of another user that is
+ * unknown at first.
  * @param {Headcount} headcount
  * @param {string} page
- * @param {(followed: boolean) => void} callback
+ * @param {(followed: boolean | undefined) => void} callback
  * @param {(error: any) => void} complain
  * @param {AbortSignal} signal ends it
  */
@@ -346,7 +347,7 @@ export function followed(headcount, page, callback, complain, signal) {
   // that of another user is loaded with the next connection
   const other = () => {
     changes++;
-    callback(false);
+    callback(undefined);
   };
   headcount.addEventListener('user', other, { signal });
   headcount.addEventListener(
@@ -380,9 +381,12 @@ function follows(parts) {
   const button = number.closest('button') ?? draw(parts, BELL);
   /** @type {boolean | undefined} */ let now;
   const update = toggle(parts, button, label, () => now, (on) => headcount[on ? 'follow' : 'unfollow'](page), () => {});
-  const told = (/** @type {boolean} */ yes) => {
-    if (now !== undefined && now !== yes)
-      element.dispatchEvent(new CustomEvent('follow', { detail: { page, followed: yes } }));
+  /** @type {boolean | undefined} */ let shown;
+  const told = (/** @type {boolean | undefined} */ yes) => {
+    const before = shown;
+    shown = before === undefined ? yes : !!yes; // what is not known of the next user is shown as not followed
+    if (before !== undefined && shown !== before)
+      element.dispatchEvent(new CustomEvent('follow', { detail: { page, followed: shown } }));
     now = yes;
     update();
   };

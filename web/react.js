@@ -4,6 +4,7 @@
 // that renders shows what is not known yet, and connects nothing.
 import { useMemo, useSyncExternalStore } from 'react';
 
+import { MORE, load } from './client.js';
 import { Headcount } from './headcount.js';
 
 /** @typedef {import('./react.js').Where} Where */
@@ -26,6 +27,7 @@ function store(unknown, where, begin) {
     get: () => now,
     first: () => first,
     subscribe(/** @type {() => void} */ changed) {
+      now = first; // what was known to a component that was away may be that of the user before
       const learn = (/** @type {any} */ news) => {
         now = { ...now, ...news };
         changed();
@@ -157,10 +159,9 @@ export function useFollow(page, { headcount, server, storage } = {}) {
     return {
       ...store(/** @type {{followed?: boolean}} */ ({ followed: undefined }), where, (headcount, learn) => {
         const end = new AbortController();
-        import('./more.js').then(
-          ({ followed }) =>
-            end.signal.aborted ||
-            followed(headcount, page, (yes) => learn({ followed: yes }), console.error, end.signal),
+        const told = (/** @type {boolean | undefined} */ yes) => learn({ followed: yes });
+        load(MORE).then(
+          ({ followed }) => end.signal.aborted || followed(headcount, page, told, console.error, end.signal),
         );
         return () => end.abort();
       }),

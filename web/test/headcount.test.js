@@ -1391,7 +1391,7 @@ test('what the user before follows is not taken for what this user follows', asy
   answers[1]();
   await following;
   await settle();
-  assert.deepEqual(seen, [false, false], 'after the log-in, and as the server says of this user');
+  assert.deepEqual(seen, [undefined, false], 'after the log-in, and as the server says of this user');
 });
 
 test('a second click that waits for the answer to the first is not made as the next user', async () => {

@@ -17,14 +17,33 @@ globalThis.document = { hidden: false };
 globalThis.location = new URL('https://site.example/path');
 const { Headcount, load } = await import('../client.js');
 
+/** What useFollow says of the page p, in a component of React that stays. */
+async function follows() {
+  const { default: react } = await import('react');
+  const { useFollow } = await import('../react.js');
+  let get;
+  react.__CLIENT_INTERNALS_DO_NOT_USE_OR_WARN_USERS_THEY_CANNOT_UPGRADE.H = {
+    useMemo: (make) => make(),
+    useSyncExternalStore(subscribe, now) {
+      get = now;
+      subscribe(() => {});
+      return now();
+    },
+  };
+  const all = { state: 'open', follows: async () => ['p'], unread: () => () => {} };
+  useFollow('p', { headcount: Object.assign(new EventTarget(), all) });
+  return () => get().followed;
+}
+
 test('what an element shows is asked for again while it cannot be loaded, and depends on no other file', async () => {
   mock.timers.enable({ apis: ['setTimeout'] });
   const loaded = [];
   for (const file of ['./live.js', './bell.js', './more.js'])
     load(file).then((part) => loaded.push(typeof part.default));
+  const followed = await follows();
   await settle();
   assert.deepEqual(loaded, []);
-  while (loaded.length < 3) await tick(30_000);
+  while (loaded.length < 3 || !followed()) await tick(30_000);
   assert.deepEqual(loaded, ['function', 'function', 'function']);
   mock.timers.reset();
 });

@@ -4,6 +4,7 @@ import { mock, test } from 'node:test';
 
 import react from 'react';
 
+import { settle } from './fake.js';
 import { useCount, useCounter, useFollow, useUnread } from '../react.js';
 
 test('a hook without a server says so in the console and does not take the application down', () => {
@@ -64,4 +65,47 @@ test('a counter that the server refuses shows nothing, and is asked for again af
   dispatch('error', { code: 'forbidden', counter: 'private:1' });
   dispatch('user');
   assert.equal(watches.length, 0);
+});
+
+test('whether a user follows a page is unknown until the server has said it of this user', async () => {
+  let get;
+  let begin;
+  react.__CLIENT_INTERNALS_DO_NOT_USE_OR_WARN_USERS_THEY_CANNOT_UPGRADE.H = {
+    useMemo: (make) => make(),
+    useSyncExternalStore(subscribe, now) {
+      get = now;
+      begin = () => subscribe(() => {});
+      return now();
+    },
+  };
+  const answers = [];
+  const headcount = Object.assign(new EventTarget(), {
+    state: 'open',
+    follows: () => new Promise((resolve) => answers.push(resolve)),
+    unread: () => () => {},
+  });
+  const said = async (pages) => {
+    while (!answers.length) await settle();
+    answers.shift()(pages);
+    await settle();
+  };
+  useFollow('p', { headcount });
+  let stop = begin();
+  assert.equal(get().followed, undefined);
+  await said(['p']);
+  assert.equal(get().followed, true);
+
+  headcount.dispatchEvent(new CustomEvent('user'));
+  assert.equal(get().followed, undefined, 'the next user is another one');
+  headcount.dispatchEvent(new CustomEvent('state'));
+  await said(['p']);
+  assert.equal(get().followed, true);
+
+  stop(); // React takes a component away for a while, and another user logs in
+  headcount.dispatchEvent(new CustomEvent('user'));
+  stop = begin();
+  assert.equal(get().followed, undefined);
+  await said([]);
+  assert.equal(get().followed, false);
+  stop();
 });
