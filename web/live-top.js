@@ -44,7 +44,7 @@ const where = async (_method, _name, base, token) => ({ base, token });
 export function watchTop(callback, { n = 10, headers = {}, failed = () => {}, server, storage } = {}) {
   const headcount = Headcount.at({ ...(server && { server }), ...(storage && { storage }) });
   /** @type {AbortController | undefined} */ let stream; // of a tab that can be seen
-  let over = false;
+  let refused = false; // to this user
   let failures = 0;
   let refusals = 0; // of a token, in a row
 
@@ -88,10 +88,10 @@ export function watchTop(callback, { n = 10, headers = {}, failed = () => {}, se
         // The answer would be the same again, unless it is of a token that has run out.
         const expired = error.token && error.status === 401;
         refusals = expired ? refusals + 1 : 0;
-        over = error.status < 500 && error.status !== 429 && !(expired && refusals <= 5);
-        const final = over;
+        refused = error.status < 500 && error.status !== 429 && !(expired && refusals <= 5);
+        const final = refused;
         queueMicrotask(() => failed(error, final)); // what it throws does not end the stream
-        if (over) return end();
+        if (final) return;
       }
       const longest = Math.min(BACKOFF_MAX_MS, BACKOFF_MS * 2 ** failures++);
       await new Promise((again) => setTimeout(again, Math.random() * longest));
@@ -99,17 +99,23 @@ export function watchTop(callback, { n = 10, headers = {}, failed = () => {}, se
   };
   const look = () => {
     stream?.abort();
-    stream = document.hidden || over ? undefined : new AbortController();
+    stream = document.hidden || refused ? undefined : new AbortController();
     if (stream) follow(stream.signal);
   };
-  const end = () => {
-    over = true;
-    document.removeEventListener('visibilitychange', look);
-    stream?.abort();
+  // The next user may see what this one may not, and the other way round.
+  const another = () => {
+    refused = false;
+    refusals = 0;
+    look();
   };
   document.addEventListener('visibilitychange', look);
+  headcount.addEventListener('user', another);
   look();
-  return end;
+  return () => {
+    document.removeEventListener('visibilitychange', look);
+    headcount.removeEventListener('user', another);
+    stream?.abort();
+  };
 }
 
 const STYLE = `

@@ -14,7 +14,7 @@ export interface TopOptions {
   storage?: 'none' | undefined;
   /** Sent along, such as an X-API-Key on a page for those who run the site. */
   headers?: Record<string, string>;
-  /** What went wrong. refused: the server does not show the list, and it ends; else another attempt follows. */
+  /** What went wrong. refused: the server does not show the list to this user; else another attempt follows. */
   failed?: (error: Error & { status?: number }, refused: boolean) => void;
 }
 

@@ -5,9 +5,19 @@ import { mock, test } from 'node:test';
 import { Headcount } from '../headcount.js';
 import { settle, tick } from './fake.js';
 
+globalThis.document = Object.assign(new EventTarget(), { hidden: false });
+globalThis.location = new URL('https://site.example/');
+const { watchTop } = await import('../live-top.js');
+
+/** An event stream that has one event and goes on. */
+const stream = (top) =>
+  new Response(
+    new ReadableStream({
+      start: (into) => into.enqueue(new TextEncoder().encode(`data: ${JSON.stringify({ top })}\n\n`)),
+    }),
+  );
+
 test('a token that has expired while the network was away ends the list no sooner than another', async () => {
-  globalThis.document = Object.assign(new EventTarget(), { hidden: false });
-  globalThis.location = new URL('https://site.example/');
   mock.timers.enable({ apis: ['setTimeout'] });
   mock.method(Math, 'random', () => 1);
   let online = false;
@@ -18,7 +28,6 @@ test('a token that has expired while the network was away ends the list no soone
     return Response.json({ detail: 'the token has expired' }, { status: 401 });
   };
   Headcount.defaults = { server: 'https://top.example', token: 'fixed' };
-  const { watchTop } = await import('../live-top.js');
   const ends = [];
   const stop = watchTop(() => {}, { failed: (_, final) => ends.push(final) });
   for (let i = 0; i < 10; i++) await tick(30_000);
@@ -31,4 +40,29 @@ test('a token that has expired while the network was away ends the list no soone
   await settle();
   mock.timers.reset();
   mock.restoreAll();
+});
+
+test('a list that the server refuses to one user is asked for again for the next', async () => {
+  Headcount.defaults = { server: 'https://users.example', token: 'ann' };
+  const headcount = Headcount.at({ server: 'https://users.example' });
+  const asked = [];
+  globalThis.fetch = async (_, { headers: { Authorization } }) => {
+    asked.push(Authorization);
+    return Authorization === 'Bearer ann' ? Response.json({ detail: 'private' }, { status: 403 }) : stream([]);
+  };
+  const seen = [];
+  const stop = watchTop((top) => seen.push(top.length), {
+    server: 'https://users.example',
+    failed: (_, final) => seen.push(final),
+  });
+  await settle();
+  assert.deepEqual(seen, [true]);
+  headcount.token = 'bob';
+  headcount.dispatchEvent(new Event('user')); // as with a connection
+  await settle();
+  assert.deepEqual([asked, seen], [['Bearer ann', 'Bearer bob'], [true, 0]]);
+  stop();
+  headcount.dispatchEvent(new Event('user'));
+  await settle();
+  assert.equal(asked.length, 2);
 });
