@@ -73,7 +73,7 @@ export function watchTop(callback, { n = 10, headers = {}, failed = () => {}, se
       for (const event of events) {
         const data = /^data: (.*)$/m.exec(event)?.[1];
         if (!data) continue; // a comment
-        failures = 0;
+        failures = refusals = 0;
         const { top, stale } = JSON.parse(data);
         queueMicrotask(() => signal.aborted || callback(top, !!stale)); // what it throws does not end the stream
       }

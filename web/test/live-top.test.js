@@ -66,3 +66,29 @@ test('a list that the server refuses to one user is asked for again for the next
   await settle();
   assert.equal(asked.length, 2);
 });
+
+test('a token that has expired each time that the tab is seen again may be renewed each time', async () => {
+  mock.timers.enable({ apis: ['setTimeout'] });
+  let expired = true;
+  globalThis.fetch = async () => {
+    expired = !expired;
+    return expired ? stream([]) : Response.json({ detail: 'the token has expired' }, { status: 401 });
+  };
+  const ends = [];
+  let lists = 0;
+  const where = { server: 'https://again.example' };
+  Headcount.defaults = { token: 'a token' };
+  const stop = watchTop(() => lists++, { ...where, failed: (_, final) => ends.push(final) });
+  for (let i = 0; i < 10; i++) {
+    await tick(1_000);
+    await tick(1_000);
+    for (const hidden of [true, false]) {
+      document.hidden = hidden;
+      document.dispatchEvent(new Event('visibilitychange'));
+    }
+  }
+  for (let i = 0; i < 2; i++) await tick(1_000);
+  assert.deepEqual([lists, ends.includes(true)], [11, false]);
+  stop();
+  mock.timers.reset();
+});
