@@ -65,110 +65,114 @@ func TestNewOriginsRefusesPatterns(t *testing.T) {
 	}
 }
 
+// originCall is a request with an Origin header, unless it is empty, and whether it is allowed.
+type originCall struct {
+	origin, host string
+	secure, want bool
+}
+
+var originCalls = map[string]struct {
+	patterns []string
+	calls    []originCall
+}{
+	"same origin": {nil, []originCall{
+		{"", "example.com", false, true},
+		{"http://example.com", "example.com", false, true},
+		{"http://example.com", "example.com:80", false, true},
+		{"http://example.com:80", "example.com", false, true},
+		{"https://example.com", "example.com", true, true},
+		{"https://example.com", "example.com:443", true, true},
+		{"HTTP://Example.COM", "example.com", false, true},
+		{"http://example.com", "EXAMPLE.com", false, true},
+		{"http://localhost:8080", "localhost:8080", false, true},
+		{"http://[::1]:8080", "[::1]:8080", false, true},
+		{"http://[0:0::1]:8080", "[::1]:8080", false, true},
+		{"http://example.com.", "example.com.", false, true},
+		// The scheme and the port are parts of an origin.
+		{"https://example.com", "example.com", false, false},
+		{"http://example.com", "example.com", true, false},
+		{"http://example.com:443", "example.com", true, false},
+		{"http://example.com:8080", "example.com", false, false},
+		{"http://localhost:8081", "localhost:8080", false, false},
+		{"http://127.0.0.1:8080", "localhost:8080", false, false},
+		{"http://a.example.com", "example.com", false, false},
+		{"http://example.com.evil.test", "example.com", false, false},
+		{"http://example.com.", "example.com", false, false},
+		// What is no origin is never equal to the host, however it is written.
+		{"null", "example.com", false, false},
+		{"null", "null", false, false},
+		{"", "", false, true},
+		{"http://", "", false, false},
+		{"http://example.com/", "example.com", false, false},
+		{"http://user@example.com", "example.com", false, false},
+		{"http://example.com http://evil.test", "example.com", false, false},
+		{"http://example.com, http://evil.test", "example.com", false, false},
+		{"http:example.com", "example.com", false, false},
+		{"http://example.com:080", "example.com", false, false},
+		{"http://" + strings.Repeat("a", maxOrigin), strings.Repeat("a", maxOrigin), false, false},
+	}},
+	"exact": {[]string{
+		" https://A.example ,http://b.example:3000", "https://c.example:443", "capacitor://localhost",
+		"http://[::1]:3000",
+	}, []originCall{
+		{"https://a.example", "x", false, true},
+		{"https://a.example:443", "x", false, true},
+		{"http://a.example", "x", false, false},
+		{"https://a.example:8443", "x", false, false},
+		{"https://a.example.", "x", false, false},
+		{"https://x.a.example", "x", false, false},
+		{"http://b.example:3000", "x", false, true},
+		{"http://b.example", "x", false, false},
+		{"https://c.example", "x", false, true},
+		{"capacitor://localhost", "x", false, true},
+		{"http://[0::1]:3000", "x", false, true},
+		{"http://x", "x", false, true},
+		{"null", "x", false, false},
+	}},
+	"labels": {[]string{"https://*.example.com", "http://*.a.*.test:8000", "https://x.*"}, []originCall{
+		{"https://a.example.com", "h", false, true},
+		{"https://a.b.example.com", "h", false, true},
+		{"https://A.Example.Com:443", "h", false, true},
+		{"https://example.com", "h", false, false},
+		{"https://aexample.com", "h", false, false},
+		{"https://.example.com", "h", false, false},
+		{"https://a..example.com", "h", false, false},
+		{"https://a.example.com.", "h", false, false},
+		{"https://a.example.com.evil.test", "h", false, false},
+		{"http://a.example.com", "h", false, false},
+		{"https://a.example.com:8443", "h", false, false},
+		{"http://1.a.2.test:8000", "h", false, true},
+		{"http://1.a.a.a.2.test:8000", "h", false, true},
+		{"http://a.a.a.test:8000", "h", false, true},
+		{"http://a.a.test:8000", "h", false, false},
+		{"http://1.a.test:8000", "h", false, false},
+		{"http://1.a.2.test", "h", false, false},
+		{"https://x.y.z", "h", false, true},
+		{"https://x", "h", false, false},
+	}},
+	"a scheme": {[]string{"https://*"}, []originCall{
+		{"https://a", "h", false, true},
+		{"https://a.b.c", "h", false, true},
+		{"https://127.0.0.1", "h", false, true},
+		{"https://[::1]", "h", false, true},
+		{"http://a", "h", false, false},
+		{"https://a:1", "h", false, false},
+		{"null", "h", false, false},
+	}},
+	"everyone": {[]string{"*"}, []originCall{
+		{"https://a.example", "h", false, true},
+		{"http://[::1]:1", "h", false, true},
+		{"chrome-extension://abcdef", "h", false, true},
+		{"null", "h", false, false},
+		{"NULL", "h", false, false},
+		{"file://", "h", false, false},
+		{"nonsense", "h", false, false},
+		{"http://a\r\nX: y", "h", false, false},
+	}},
+}
+
 func TestAllowed(t *testing.T) {
-	type call struct {
-		origin, host string
-		secure, want bool
-	}
-	for name, tc := range map[string]struct {
-		patterns []string
-		calls    []call
-	}{
-		"same origin": {nil, []call{
-			{"", "example.com", false, true},
-			{"http://example.com", "example.com", false, true},
-			{"http://example.com", "example.com:80", false, true},
-			{"http://example.com:80", "example.com", false, true},
-			{"https://example.com", "example.com", true, true},
-			{"https://example.com", "example.com:443", true, true},
-			{"HTTP://Example.COM", "example.com", false, true},
-			{"http://example.com", "EXAMPLE.com", false, true},
-			{"http://localhost:8080", "localhost:8080", false, true},
-			{"http://[::1]:8080", "[::1]:8080", false, true},
-			{"http://[0:0::1]:8080", "[::1]:8080", false, true},
-			{"http://example.com.", "example.com.", false, true},
-			// The scheme and the port are parts of an origin.
-			{"https://example.com", "example.com", false, false},
-			{"http://example.com", "example.com", true, false},
-			{"http://example.com:443", "example.com", true, false},
-			{"http://example.com:8080", "example.com", false, false},
-			{"http://localhost:8081", "localhost:8080", false, false},
-			{"http://127.0.0.1:8080", "localhost:8080", false, false},
-			{"http://a.example.com", "example.com", false, false},
-			{"http://example.com.evil.test", "example.com", false, false},
-			{"http://example.com.", "example.com", false, false},
-			// What is no origin is never equal to the host, however it is written.
-			{"null", "example.com", false, false},
-			{"null", "null", false, false},
-			{"", "", false, true},
-			{"http://", "", false, false},
-			{"http://example.com/", "example.com", false, false},
-			{"http://user@example.com", "example.com", false, false},
-			{"http://example.com http://evil.test", "example.com", false, false},
-			{"http://example.com, http://evil.test", "example.com", false, false},
-			{"http:example.com", "example.com", false, false},
-			{"http://example.com:080", "example.com", false, false},
-			{"http://" + strings.Repeat("a", maxOrigin), strings.Repeat("a", maxOrigin), false, false},
-		}},
-		"exact": {[]string{
-			" https://A.example ,http://b.example:3000", "https://c.example:443", "capacitor://localhost",
-			"http://[::1]:3000",
-		}, []call{
-			{"https://a.example", "x", false, true},
-			{"https://a.example:443", "x", false, true},
-			{"http://a.example", "x", false, false},
-			{"https://a.example:8443", "x", false, false},
-			{"https://a.example.", "x", false, false},
-			{"https://x.a.example", "x", false, false},
-			{"http://b.example:3000", "x", false, true},
-			{"http://b.example", "x", false, false},
-			{"https://c.example", "x", false, true},
-			{"capacitor://localhost", "x", false, true},
-			{"http://[0::1]:3000", "x", false, true},
-			{"http://x", "x", false, true},
-			{"null", "x", false, false},
-		}},
-		"labels": {[]string{"https://*.example.com", "http://*.a.*.test:8000", "https://x.*"}, []call{
-			{"https://a.example.com", "h", false, true},
-			{"https://a.b.example.com", "h", false, true},
-			{"https://A.Example.Com:443", "h", false, true},
-			{"https://example.com", "h", false, false},
-			{"https://aexample.com", "h", false, false},
-			{"https://.example.com", "h", false, false},
-			{"https://a..example.com", "h", false, false},
-			{"https://a.example.com.", "h", false, false},
-			{"https://a.example.com.evil.test", "h", false, false},
-			{"http://a.example.com", "h", false, false},
-			{"https://a.example.com:8443", "h", false, false},
-			{"http://1.a.2.test:8000", "h", false, true},
-			{"http://1.a.a.a.2.test:8000", "h", false, true},
-			{"http://a.a.a.test:8000", "h", false, true},
-			{"http://a.a.test:8000", "h", false, false},
-			{"http://1.a.test:8000", "h", false, false},
-			{"http://1.a.2.test", "h", false, false},
-			{"https://x.y.z", "h", false, true},
-			{"https://x", "h", false, false},
-		}},
-		"a scheme": {[]string{"https://*"}, []call{
-			{"https://a", "h", false, true},
-			{"https://a.b.c", "h", false, true},
-			{"https://127.0.0.1", "h", false, true},
-			{"https://[::1]", "h", false, true},
-			{"http://a", "h", false, false},
-			{"https://a:1", "h", false, false},
-			{"null", "h", false, false},
-		}},
-		"everyone": {[]string{"*"}, []call{
-			{"https://a.example", "h", false, true},
-			{"http://[::1]:1", "h", false, true},
-			{"chrome-extension://abcdef", "h", false, true},
-			{"null", "h", false, false},
-			{"NULL", "h", false, false},
-			{"file://", "h", false, false},
-			{"nonsense", "h", false, false},
-			{"http://a\r\nX: y", "h", false, false},
-		}},
-	} {
+	for name, tc := range originCalls {
 		t.Run(name, func(t *testing.T) {
 			o := newTestOrigins(t, tc.patterns...)
 			for _, c := range tc.calls {

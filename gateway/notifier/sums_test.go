@@ -68,254 +68,309 @@ func (inline) Go(f func()) { f() }
 // the store at some moment since its last loss before it had the user's follow.
 func TestSumsFollowTheStore(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		store := newLosingStore()
-		users := []unread.User{{1}, {2}, {3}}
-		pages := []string{"p", "q", "r"}
-		outside := unread.NewFollowService(store)
-		hub := lingers{wants{}, map[presence.Topic]presence.Update{}}
-		var waiting []presence.Update
-
-		must := func(err error) {
-			if err != nil {
-				rt.Fatal(err)
-			}
-		}
-
-		published := func(topic presence.Topic) {
-			var u presence.Update
-			if user, ok := unread.UserOf(presence.Update{Topic: topic}); ok {
-				records, err := store.Records(t.Context(), []unread.User{user})
-				must(err)
-				u = records[0].Update(user)
-			} else {
-				l, _, err := store.Authors(t.Context(), topic.Name(), 0, nil)
-				must(err)
-				u = l.Update(topic.Name())
-			}
-
-			hub.publish(u)
-			waiting = append(waiting, u)
-		}
-
-		var s *Sums
-		here := map[unread.User]*Sum{}
-		check := func() {
-			for u, f := range here {
-				for page, fo := range f.follows {
-					most := store.most(u, fo.stored)
-					if fo.count < 0 || fo.count > most {
-						rt.Fatalf("user %x has %d unread changes of %s, want 0 to %d", u[0], fo.count, page, most)
-					}
-				}
-			}
-		}
-
-		isLost := false     // and not repaired yet
-		noticed := true     // by the gateway
-		running := false    // catchUp
-		notices := func() { // also when there was no loss
-			if !isLost && !noticed {
-				noticed = true
-				s.StoreBack()
-			}
-		}
-
-		act := func() {
-			u, page := rapid.SampledFrom(users).Draw(rt, "user"), rapid.SampledFrom(pages).Draw(rt, "page")
-			switch rapid.SampledFrom([]string{
-				"change", "own", "own", "follow", "follow", "unfollow", "reset", "reset page",
-				"lose all", "lose", "repair",
-			}).Draw(rt, "act") {
-			case "change":
-				must(store.Change(t.Context(), page, unread.Change{}))
-				published(unread.LevelTopic(page))
-			case "own":
-				must(store.Change(t.Context(), page, unread.Change{By: &u}))
-				published(unread.LevelTopic(page))
-			case "follow":
-				must(outside.Follow(t.Context(), u, page))
-				published(unread.RecordTopic(u))
-			case "unfollow":
-				must(outside.Unfollow(t.Context(), u, page))
-				published(unread.RecordTopic(u))
-			case "reset":
-				_, err := outside.Reset(t.Context(), u)
-				must(err)
-				published(unread.RecordTopic(u))
-			case "reset page":
-				_, err := outside.Reset(t.Context(), u, page)
-				must(err)
-				published(unread.RecordTopic(u))
-			case "lose all":
-				store.lose(0)
-				isLost, noticed = true, false
-			case "lose":
-				store.lose(rapid.IntRange(0, len(store.writes)).Draw(rt, "left"))
-				store.repair() // before that it would accept no read
-				isLost, noticed = false, false
-			case "repair":
-				store.repair()
-				isLost, noticed = false, false
-			}
-			store.remember(pages, users)
-		}
-
-		deliver := func() {
-			if len(waiting) == 0 {
-				return
-			}
-
-			i := rapid.IntRange(0, len(waiting)-1).Draw(rt, "which")
-			s.Update(waiting[i])
-			if rapid.Bool().Draw(rt, "lost or late") {
-				waiting = append(waiting[:i], waiting[i+1:]...)
-			}
-		}
-
-		catchUp := func() {
-			if running { // there is one goroutine for it
-				return
-			}
-
-			running = true
-			must(s.catchUp(t.Context()))
-			running = false
-		}
-
-		move := func(ctx context.Context) {
-			u := rapid.SampledFrom(users).Draw(rt, "who")
-			if f := here[u]; f != nil {
-				delete(here, u)
-				s.Leave(f, nil)
-				return
-			}
-
-			f := s.Enter(ctx, u)
-			if here[u] == nil {
-				here[u] = f
-				s.Add(f, watcher{check})
-			} else { // another follower entered for this user during the read
-				s.Leave(f, nil)
-			}
-		}
-
-		// read does what the end of a reset does, which runs in a goroutine of its own.
-		read := func() {
-			u := rapid.SampledFrom(users).Draw(rt, "who")
-			f := here[u]
-			if f == nil {
-				return
-			}
-
-			states, err := s.followService.Read(t.Context(), u)
-			must(err)
-			s.mu.Lock()
-			s.replace(f, states[0])
-			s.mu.Unlock()
-		}
-
-		gone, cancel := context.WithCancel(t.Context())
-		cancel()
-
-		depth := 0 // how many reads are under way within one another
-		s = quiet(&busyStore{store, func() {
-			// An action during a read may read as well, but not without end.
-			if depth == 2 {
-				return
-			}
-
-			depth++
-			switch rapid.IntRange(0, 7).Draw(rt, "meanwhile") {
-			case 0:
-				act()
-			case 1:
-				act()
-				deliver()
-			case 2:
-				move(gone) // a user who comes during a read does not wait for the next one
-			case 3:
-				read()
-			case 4:
-				notices()
-			case 5:
-				catchUp()
-			}
-
-			check()
-			depth--
-		}})
-		s.cfg.Hub = hub
-		// Background work ends within the step that began it.
-		s.cfg.Group = inline{}
-
+		w := newFollowing(t.Context(), rt)
 		for range rapid.IntRange(1, 40).Draw(rt, "steps") {
-			switch rapid.IntRange(0, 7).Draw(rt, "step") {
-			case 0:
-				move(t.Context())
-			case 1, 2, 3:
-				act()
-			case 4, 5:
-				deliver()
-			case 6:
-				notices()
-				catchUp()
-			case 7:
-				read()
-			}
-			check()
+			w.step()
+			w.check()
 		}
 
-		// All is quiet, and the newest publication of each topic arrives.
-		depth = 2
-		if isLost {
-			store.repair()
-			store.remember(pages, users)
-			isLost = false
-		}
-		notices()
-		for _, u := range users {
-			published(unread.RecordTopic(u))
-		}
-		for _, page := range pages {
-			published(unread.LevelTopic(page))
-		}
-		for _, u := range waiting {
-			s.Update(u)
-		}
-
-		catchUp()
-		for _, p := range s.pages { // the pauses after questions in vain end
-			s.askLocked(p)
-		}
-		catchUp()
-		check()
-		for _, u := range users {
-			f := here[u]
-			if f == nil {
-				continue
-			}
-
-			want, _, err := outside.Unread(t.Context(), u)
-			must(err)
-			if !f.known || f.sum != want {
-				rt.Fatalf("user %x has the sum %d (known: %v), want %d", u[0], f.sum, f.known, want)
-			}
-		}
-
-		for _, f := range here {
-			s.Leave(f, nil)
-		}
-
-		if len(s.users)+len(s.pages)+len(s.staleUsers)+len(s.stalePages) != 0 {
-			rt.Fatalf("%d users and %d pages are left, want none", len(s.users), len(s.pages))
-		}
-
-		for topic, n := range hub.wants {
-			if n != 0 {
-				rt.Fatalf("the topic %[2]q is still wanted %[1]d times, want none", n, topic)
-			}
-		}
+		w.settle()
+		w.checkSums()
+		w.leaveAll()
 	})
+}
+
+// following is the world of TestSumsFollowTheStore: a store, the sums of a gateway, and all that happens to them.
+type following struct {
+	*rapid.T
+	ctx     context.Context
+	users   []unread.User
+	pages   []string
+	store   *losingStore
+	outside *unread.FollowService // follows and resets by other processes
+	hub     lingers
+	waiting []presence.Update // publications that may still arrive
+	sums    *Sums
+	here    map[unread.User]*Sum // the users with a connection
+
+	isLost  bool // the store has lost its data, and is not repaired yet
+	noticed bool // by the gateway
+	running bool // catchUp
+	depth   int  // how many reads are under way within one another
+}
+
+func newFollowing(ctx context.Context, t *rapid.T) *following {
+	w := &following{
+		T:       t,
+		ctx:     ctx,
+		users:   []unread.User{{1}, {2}, {3}},
+		pages:   []string{"p", "q", "r"},
+		store:   newLosingStore(),
+		hub:     lingers{wants{}, map[presence.Topic]presence.Update{}},
+		here:    map[unread.User]*Sum{},
+		noticed: true,
+	}
+	w.outside = unread.NewFollowService(w.store)
+	w.sums = quiet(&busyStore{w.store, w.duringARead})
+	w.sums.cfg.Hub = w.hub
+	// Background work ends within the step that began it.
+	w.sums.cfg.Group = inline{}
+
+	return w
+}
+
+func (w *following) must(err error) {
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// step does one thing after another, while no read is under way.
+func (w *following) step() {
+	switch rapid.IntRange(0, 7).Draw(w.T, "step") {
+	case 0:
+		w.move(w.ctx)
+	case 1, 2, 3:
+		w.act()
+	case 4, 5:
+		w.deliver()
+	case 6:
+		w.notices()
+		w.catchUp()
+	case 7:
+		w.read()
+	}
+}
+
+// duringARead does what other goroutines may do before and after a read of the store. What was read is then older than
+// what the gateway knows, which is where sums go wrong.
+func (w *following) duringARead() {
+	// An action during a read may read as well, but not without end.
+	if w.depth == 2 {
+		return
+	}
+
+	w.depth++
+	switch rapid.IntRange(0, 7).Draw(w.T, "meanwhile") {
+	case 0:
+		w.act()
+	case 1:
+		w.act()
+		w.deliver()
+	case 2:
+		gone, cancel := context.WithCancel(w.ctx)
+		cancel()
+		w.move(gone) // a user who comes during a read does not wait for the next one
+	case 3:
+		w.read()
+	case 4:
+		w.notices()
+	case 5:
+		w.catchUp()
+	}
+
+	w.check()
+	w.depth--
+}
+
+// act changes something in the store, as other processes do.
+func (w *following) act() {
+	u := rapid.SampledFrom(w.users).Draw(w.T, "user")
+	page := rapid.SampledFrom(w.pages).Draw(w.T, "page")
+	switch rapid.SampledFrom([]string{
+		"change", "own", "own", "follow", "follow", "unfollow", "reset", "reset page",
+		"lose all", "lose", "repair",
+	}).Draw(w.T, "act") {
+	case "change":
+		w.must(w.store.Change(w.ctx, page, unread.Change{}))
+		w.published(unread.LevelTopic(page))
+	case "own":
+		w.must(w.store.Change(w.ctx, page, unread.Change{By: &u}))
+		w.published(unread.LevelTopic(page))
+	case "follow":
+		w.must(w.outside.Follow(w.ctx, u, page))
+		w.published(unread.RecordTopic(u))
+	case "unfollow":
+		w.must(w.outside.Unfollow(w.ctx, u, page))
+		w.published(unread.RecordTopic(u))
+	case "reset":
+		_, err := w.outside.Reset(w.ctx, u)
+		w.must(err)
+		w.published(unread.RecordTopic(u))
+	case "reset page":
+		_, err := w.outside.Reset(w.ctx, u, page)
+		w.must(err)
+		w.published(unread.RecordTopic(u))
+	case "lose all":
+		w.store.lose(0)
+		w.isLost = true
+		w.noticed = false
+	case "lose":
+		w.store.lose(rapid.IntRange(0, len(w.store.writes)).Draw(w.T, "left"))
+		w.store.repair() // before that it would accept no read
+		w.isLost = false
+		w.noticed = false
+	case "repair":
+		w.store.repair()
+		w.isLost = false
+		w.noticed = false
+	}
+	w.store.remember(w.pages, w.users)
+}
+
+// published publishes the present state of a topic.
+func (w *following) published(topic presence.Topic) {
+	var u presence.Update
+	if user, ok := unread.UserOf(presence.Update{Topic: topic}); ok {
+		records, err := w.store.Records(w.ctx, []unread.User{user})
+		w.must(err)
+		u = records[0].Update(user)
+	} else {
+		l, _, err := w.store.Authors(w.ctx, topic.Name(), 0, nil)
+		w.must(err)
+		u = l.Update(topic.Name())
+	}
+
+	w.hub.publish(u)
+	w.waiting = append(w.waiting, u)
+}
+
+// deliver has one of the publications arrive, perhaps not for the last time.
+func (w *following) deliver() {
+	if len(w.waiting) == 0 {
+		return
+	}
+
+	i := rapid.IntRange(0, len(w.waiting)-1).Draw(w.T, "which")
+	w.sums.Update(w.waiting[i])
+	if rapid.Bool().Draw(w.T, "lost or late") {
+		w.waiting = append(w.waiting[:i], w.waiting[i+1:]...)
+	}
+}
+
+// notices has the gateway notice that the store is back, also when there was no loss.
+func (w *following) notices() {
+	if !w.isLost && !w.noticed {
+		w.noticed = true
+		w.sums.StoreBack()
+	}
+}
+
+func (w *following) catchUp() {
+	if w.running { // there is one goroutine for it
+		return
+	}
+
+	w.running = true
+	w.must(w.sums.catchUp(w.ctx))
+	w.running = false
+}
+
+// move has a user come or go.
+func (w *following) move(ctx context.Context) {
+	u := rapid.SampledFrom(w.users).Draw(w.T, "who")
+	if f := w.here[u]; f != nil {
+		delete(w.here, u)
+		w.sums.Leave(f, nil)
+		return
+	}
+
+	f := w.sums.Enter(ctx, u)
+	if w.here[u] == nil {
+		w.here[u] = f
+		w.sums.Add(f, watcher{w.check})
+	} else { // another follower entered for this user during the read
+		w.sums.Leave(f, nil)
+	}
+}
+
+// read does what the end of a reset does, which runs in a goroutine of its own.
+func (w *following) read() {
+	u := rapid.SampledFrom(w.users).Draw(w.T, "who")
+	f := w.here[u]
+	if f == nil {
+		return
+	}
+
+	states, err := w.sums.followService.Read(w.ctx, u)
+	w.must(err)
+	w.sums.mu.Lock()
+	w.sums.replace(f, states[0])
+	w.sums.mu.Unlock()
+}
+
+// check checks what holds at every moment.
+func (w *following) check() {
+	for u, f := range w.here {
+		for page, fo := range f.follows {
+			most := w.store.most(u, fo.stored)
+			if fo.count < 0 || fo.count > most {
+				w.Fatalf("user %x has %d unread changes of %s, want 0 to %d", u[0], fo.count, page, most)
+			}
+		}
+	}
+}
+
+// settle ends all losses, and has the newest publication of each topic arrive.
+func (w *following) settle() {
+	w.depth = 2 // nothing happens during reads any more
+	if w.isLost {
+		w.store.repair()
+		w.store.remember(w.pages, w.users)
+		w.isLost = false
+	}
+	w.notices()
+
+	for _, u := range w.users {
+		w.published(unread.RecordTopic(u))
+	}
+	for _, page := range w.pages {
+		w.published(unread.LevelTopic(page))
+	}
+	for _, u := range w.waiting {
+		w.sums.Update(u)
+	}
+
+	w.catchUp()
+	for _, p := range w.sums.pages { // the pauses after questions in vain end
+		w.sums.askLocked(p)
+	}
+	w.catchUp()
+	w.check()
+}
+
+// checkSums compares the sums with what the store says to a reader.
+func (w *following) checkSums() {
+	for _, u := range w.users {
+		f := w.here[u]
+		if f == nil {
+			continue
+		}
+
+		want, _, err := w.outside.Unread(w.ctx, u)
+		w.must(err)
+		if !f.known || f.sum != want {
+			w.Fatalf("user %x has the sum %d (known: %v), want %d", u[0], f.sum, f.known, want)
+		}
+	}
+}
+
+// leaveAll has all users go, after which nothing of them may be left.
+func (w *following) leaveAll() {
+	for _, f := range w.here {
+		w.sums.Leave(f, nil)
+	}
+
+	s := w.sums
+	if len(s.users)+len(s.pages)+len(s.staleUsers)+len(s.stalePages) != 0 {
+		w.Fatalf("%d users and %d pages are left, want none", len(s.users), len(s.pages))
+	}
+
+	for topic, n := range w.hub.wants {
+		if n != 0 {
+			w.Fatalf("the topic %[2]q is still wanted %[1]d times, want none", n, topic)
+		}
+	}
 }
 
 // awayStore is a store that is away while away is set.
@@ -340,6 +395,7 @@ func TestUnreadIsNotKnownWhileTheStoreIsAway(t *testing.T) {
 		t.Error("an unread number is known that could not be read")
 	}
 
+	// The error makes Run try again; without it the number would stay unknown.
 	if err := s.catchUp(t.Context()); err == nil {
 		t.Error("catchUp of a store that is away returns no error")
 	}
@@ -379,6 +435,7 @@ func TestNewcomersAreReadTogether(t *testing.T) {
 			})
 		}
 
+		// The first user is being read, and all others are gathered for the next read.
 		synctest.Wait()
 		close(slow)
 		entered.Wait()
@@ -414,6 +471,7 @@ func TestSlowStoreHoldsNobodyUp(t *testing.T) {
 				waiting, time.Since(began))
 		}
 
+		// The first connection still waits for its read, which ends with the store.
 		close(slow)
 		entered.Wait()
 	})
@@ -475,6 +533,7 @@ func aLostChangeIsAskedForWithPauses(t *testing.T, lose func(*askedStore) error,
 
 		levels, _, err := store.Levels(t.Context(), u, []string{"p"})
 		must(err)
+		// The level as it was published with one more change, before the store lost that one.
 		lost := levels[0]
 		lost.All++
 		lost.By++
@@ -492,6 +551,7 @@ func aLostChangeIsAskedForWithPauses(t *testing.T, lose func(*askedStore) error,
 			t.Errorf("%d are unread (known: %t), want %d", n, known, left)
 		}
 
+		// Now the store has more changes than were lost, so its number is right again.
 		for range 3 {
 			must(store.Change(t.Context(), "p", unread.Change{By: &unread.User{2}}))
 		}
@@ -565,6 +625,8 @@ func aFollowAfterALoss(t *testing.T, by string) {
 		must(s.followService.Follow(t.Context(), late, "p"))
 		records, err := store.Records(t.Context(), []unread.User{late})
 		must(err)
+		// The follow is of the new store, and the level that the gateway knows is of the old one. Compared with each
+		// other, they make a change that nobody has made.
 		s.Update(records[0].Update(late))
 		wants(0)
 		s.Update(before)
@@ -608,6 +670,7 @@ func TestOwnChangesAfterALoss(t *testing.T) {
 		level := begin(3)
 		c := &tab{}
 		s.Add(s.Enter(t.Context(), u), c)
+		// A change by another user has arrived, so the gateway asks for the authors.
 		level.All++
 		level.By++
 		s.Update(level.Update("p"))
@@ -654,6 +717,8 @@ func aUserWhoComesDuringAQuestion(t *testing.T, isLost bool) {
 		must(err)
 		s.Update(levels[0].Update("p"))
 
+		// The gateway has sent its question with the users that it knew. From here on it gets an answer that is not
+		// about the newcomer.
 		store.meanwhile = func() {
 			store.meanwhile = func() {}
 			s.Add(s.Enter(t.Context(), late), c)
@@ -711,6 +776,7 @@ func aRecordThatIsReadLate(t *testing.T, isLost bool) {
 			must(s.catchUp(t.Context()))
 		}
 
+		// The tab has the older record in its hand, and must not replace the newer one by it.
 		c := &tab{}
 		s.Add(s.Enter(t.Context(), u), c)
 		must(s.catchUp(t.Context()))
@@ -770,6 +836,7 @@ func TestReadOfPages(t *testing.T) {
 		}
 
 		read(4, "not followed")
+		// A page that is read already, as after a second click.
 		read(3, "p")
 		read(3, "p")
 		read(1, "r", "q")
@@ -816,6 +883,7 @@ func TestAReadBeforeTheEndOfItsConnection(t *testing.T) {
 		s.Read(f, c, "p")
 		synctest.Wait() // until the resetting goroutine pauses
 		s.Read(f, c, "q")
+		// Nobody is left to whom the count would be sent, but the pages are read for all later visits.
 		s.Leave(f, c)
 		group.Wait()
 
