@@ -175,87 +175,126 @@ func FuzzBodies(f *testing.F) {
 	}
 
 	f.Fuzz(func(t *testing.T, body []byte) {
-		var object struct {
-			Delta      *int64
-			Dimensions map[string]string
-			Changes    []struct {
-				Key   string
-				Delta *int64
-			}
-			Add, Remove []string
-			Reason, By  string
-		}
+		b := fuzzed{t, body}
+		b.step()
+		b.batch()
+		b.members()
+		b.corrections()
 
-		read := func() {
-			t.Helper()
-			if !json.Valid(body) {
-				t.Fatalf("accepted %q, which is not JSON", body)
-			}
-			if err := json.Unmarshal(body, &object); err != nil {
-				t.Fatalf("accepted %q, and encoding/json does not: %v", body, err)
-			}
-		}
-
-		delta := func(p *int64) int64 {
-			if p == nil {
-				return 1
-			}
-			return *p
-		}
-
-		rule := testRules.Find("views:1")
-		if c, err := ParseStep(body, "views:1", rule, false); err == nil && len(strings.TrimSpace(string(body))) > 0 {
-			read()
-			if c.Delta != delta(object.Delta) || len(c.Dimensions) != len(object.Dimensions) || c.Delta < 1 ||
-				c.Delta > MaxDelta {
-				t.Fatalf("%q is parsed as %+v, unlike by encoding/json", body, c)
-			}
-
-			for _, d := range c.Dimensions {
-				if object.Dimensions[d.Name] != d.Value {
-					t.Fatalf("%q is parsed as %+v, with other dimensions than by encoding/json", body, c)
-				}
-			}
-		}
-
-		if changes, err := ParseBatch(body, testRules); err == nil {
-			read()
-			if len(changes) != len(object.Changes) {
-				t.Fatalf("%q is parsed as %+v, with another number of changes than by encoding/json", body, changes)
-			}
-
-			for i, c := range changes {
-				if c.Key != object.Changes[i].Key || c.Delta != delta(object.Changes[i].Delta) ||
-					CheckKey(c.Key) != nil {
-					t.Fatalf("%q is parsed as %+v, unlike by encoding/json", body, changes)
-				}
-			}
-		}
-
-		if c, err := ParseMembers(body, "m:1", rule); err == nil {
-			read()
-			for _, m := range append(c.Join, c.Leave...) {
-				if CheckMember(m) != nil {
-					t.Fatalf("%q is parsed as %+v, with an invalid member", body, c)
-				}
-			}
-		}
-
-		if c, err := ParseAdjust(body, "s:1", rule); err == nil {
-			read()
-			if c.Reason != object.Reason || c.By != object.By || c.Delta != *object.Delta {
-				t.Fatalf("%q is parsed as %+v, unlike by encoding/json", body, c)
-			}
-		}
-
-		if _, err := ParseReset(body, "s:1", rule); err == nil {
-			read()
-		}
-
+		// Rules are read when the program starts, and its log has one line for each fault.
 		if _, err := ParseRules(body); err != nil && strings.Contains(err.Error(), "\n") {
 			t.Fatalf("%q: the error has more than one line: %q", body, err)
 		}
 	})
+}
+
+// fuzzed is a body that each parser is given, whatever it is.
+type fuzzed struct {
+	*testing.T
+	body []byte
+}
+
+// object is what encoding/json reads.
+type object struct {
+	Delta      *int64
+	Dimensions map[string]string
+	Changes    []struct {
+		Key   string
+		Delta *int64
+	}
+	Add, Remove []string
+	Reason, By  string
+}
+
+// read reads an accepted body with encoding/json. The parsers are our own, so that they refuse what encoding/json lets
+// pass: names that are unknown or come twice, for instance. They must never accept more than it does.
+func (b fuzzed) read() (is object) {
+	b.Helper()
+	if !json.Valid(b.body) {
+		b.Fatalf("accepted %q, which is not JSON", b.body)
+	}
+	if err := json.Unmarshal(b.body, &is); err != nil {
+		b.Fatalf("accepted %q, and encoding/json does not: %v", b.body, err)
+	}
+
+	return is
+}
+
+// deltaOr1 returns a delta, which is 1 if a body has none.
+func deltaOr1(p *int64) int64 {
+	if p == nil {
+		return 1
+	}
+	return *p
+}
+
+func (b fuzzed) step() {
+	b.Helper()
+	c, err := ParseStep(b.body, "views:1", testRules.Find("views:1"), false)
+	isEmpty := len(strings.TrimSpace(string(b.body))) == 0 // which is accepted, and no JSON
+	if err != nil || isEmpty {
+		return
+	}
+
+	is := b.read()
+	if c.Delta != deltaOr1(is.Delta) || len(c.Dimensions) != len(is.Dimensions) || c.Delta < 1 || c.Delta > MaxDelta {
+		b.Fatalf("%q is parsed as %+v, unlike by encoding/json", b.body, c)
+	}
+
+	for _, d := range c.Dimensions {
+		if is.Dimensions[d.Name] != d.Value {
+			b.Fatalf("%q is parsed as %+v, with other dimensions than by encoding/json", b.body, c)
+		}
+	}
+}
+
+func (b fuzzed) batch() {
+	b.Helper()
+	changes, err := ParseBatch(b.body, testRules)
+	if err != nil {
+		return
+	}
+
+	is := b.read()
+	if len(changes) != len(is.Changes) {
+		b.Fatalf("%q is parsed as %+v, with another number of changes than by encoding/json", b.body, changes)
+	}
+
+	for i, c := range changes {
+		if c.Key != is.Changes[i].Key || c.Delta != deltaOr1(is.Changes[i].Delta) || CheckKey(c.Key) != nil {
+			b.Fatalf("%q is parsed as %+v, unlike by encoding/json", b.body, changes)
+		}
+	}
+}
+
+func (b fuzzed) members() {
+	b.Helper()
+	c, err := ParseMembers(b.body, "m:1", testRules.Find("views:1"))
+	if err != nil {
+		return
+	}
+
+	b.read()
+	for _, m := range append(c.Join, c.Leave...) {
+		if CheckMember(m) != nil {
+			b.Fatalf("%q is parsed as %+v, with an invalid member", b.body, c)
+		}
+	}
+}
+
+func (b fuzzed) corrections() {
+	b.Helper()
+	rule := testRules.Find("views:1")
+	if c, err := ParseAdjust(b.body, "s:1", rule); err == nil {
+		is := b.read()
+		if c.Reason != is.Reason || c.By != is.By || c.Delta != *is.Delta {
+			b.Fatalf("%q is parsed as %+v, unlike by encoding/json", b.body, c)
+		}
+	}
+
+	if _, err := ParseReset(b.body, "s:1", rule); err == nil {
+		b.read()
+	}
 }
 
 // The first rule whose match fits a key applies, and what a rule leaves out has its default.

@@ -20,6 +20,83 @@ var views = &Rule{
 	Resolutions: []Resolution{{time.Minute, 24 * time.Hour}, {time.Hour, 90 * 24 * time.Hour}},
 }
 
+// ranges are questions at noon about views, and which time buckets answer them. A question with a fault is refused.
+var ranges = map[string]struct {
+	from, to    string
+	step        time.Duration
+	bucket      time.Duration
+	first, last string // the first moment, and the first after the last
+	points      int
+	fault       string
+}{
+	"defaults": {
+		bucket: time.Minute, first: "2030-10-10 11:12:00", last: "2030-10-10 12:12:00", points: 60,
+	},
+	"a step alone": {
+		step: 5 * time.Minute, bucket: time.Minute, first: "2030-10-10 07:15:00", last: "2030-10-10 12:15:00",
+		points: 60,
+	},
+	"from alone": {
+		from: "2030-10-10 12:00:30", bucket: time.Minute, first: "2030-10-10 12:00:00", last: "2030-10-10 12:12:00",
+		points: 12,
+	},
+	"to alone": {
+		to: "2030-10-10 12:00:30", bucket: time.Minute, first: "2030-10-10 11:01:00", last: "2030-10-10 12:01:00",
+		points: 60,
+	},
+	"from is rounded down, to up": {
+		from: "2030-10-10 11:03:20", to: "2030-10-10 11:26:01", step: 5 * time.Minute, bucket: time.Minute,
+		first: "2030-10-10 11:00:00", last: "2030-10-10 11:30:00", points: 6,
+	},
+	"whole steps stay": {
+		from: "2030-10-10 11:00:00", to: "2030-10-10 11:30:00", step: 5 * time.Minute, bucket: time.Minute,
+		first: "2030-10-10 11:00:00", last: "2030-10-10 11:30:00", points: 6,
+	},
+	"the finest that divides": {
+		from: "2030-10-10 02:00:00", to: "2030-10-10 04:00:00", step: time.Hour, bucket: time.Minute,
+		first: "2030-10-10 02:00:00", last: "2030-10-10 04:00:00", points: 2,
+	},
+	"the finest that still keeps it": {
+		from: "2030-10-08 02:00:00", to: "2030-10-10 04:00:00", step: time.Hour, bucket: time.Hour,
+		first: "2030-10-08 02:00:00", last: "2030-10-10 04:00:00", points: 50,
+	},
+	"days of hours": {
+		from: "2030-09-01 00:00:00", step: 24 * time.Hour, bucket: time.Hour, first: "2030-09-01 00:00:00",
+		last: "2030-10-11 00:00:00", points: 40,
+	},
+	"just kept": {
+		from: "2030-10-09 12:11:42", to: "2030-10-09 12:13:00", bucket: time.Minute, first: "2030-10-09 12:11:00",
+		last: "2030-10-09 12:13:00", points: 2,
+	},
+	"a default is what is kept": {
+		step: 7 * 24 * time.Hour, bucket: time.Hour, first: "2030-07-18 00:00:00", last: "2030-10-17 00:00:00",
+		points: 13,
+	},
+	"the time to come": {
+		from: "2030-10-10 12:00:00", to: "2030-10-10 13:00:00", bucket: time.Minute, first: "2030-10-10 12:00:00",
+		last: "2030-10-10 13:00:00", points: 60,
+	},
+	"the most points": {
+		from: "2030-10-09 12:30:00", to: "2030-10-10 13:30:00", bucket: time.Minute, first: "2030-10-09 12:30:00",
+		last: "2030-10-10 13:30:00", points: 1500,
+	},
+	"too many points": {from: "2030-10-09 12:30:00", to: "2030-10-10 13:30:01", fault: "at most 1500"},
+	"minutes are not kept so long": {
+		from: "2030-10-08 12:00:00", to: "2030-10-08 13:00:00", fault: "longer ago than is kept",
+	},
+	"hours are not kept so long": {
+		from: "2030-07-01 00:00:00", to: "2030-07-02 00:00:00", step: time.Hour, fault: "longer ago than is kept",
+	},
+	"before all times": {
+		from: "1969-01-01 00:00:00", to: "1969-01-01 01:00:00", fault: "longer ago than is kept",
+	},
+	"nothing divides it":    {step: 90 * time.Second, fault: "no multiple"},
+	"parts of seconds":      {step: 1500 * time.Millisecond, fault: "whole seconds"},
+	"backwards":             {from: "2030-10-10 12:00:00", to: "2030-10-10 11:00:00", fault: "not before to"},
+	"nothing":               {from: "2030-10-10 12:00:00", to: "2030-10-10 12:00:00", fault: "not before to"},
+	"from the time to come": {from: "2030-10-10 14:00:00", fault: "not before to"},
+}
+
 // TestRanges: a range begins and ends at whole steps; a missing end or step has a default. What is not kept is refused.
 func TestRanges(t *testing.T) {
 	at := func(text string) time.Time {
@@ -35,81 +112,7 @@ func TestRanges(t *testing.T) {
 		return at
 	}
 
-	for name, tc := range map[string]struct {
-		from, to    string
-		step        time.Duration
-		bucket      time.Duration
-		first, last string // the first moment, and the first after the last
-		points      int
-		fault       string
-	}{
-		"defaults": {
-			bucket: time.Minute, first: "2030-10-10 11:12:00", last: "2030-10-10 12:12:00", points: 60,
-		},
-		"a step alone": {
-			step: 5 * time.Minute, bucket: time.Minute, first: "2030-10-10 07:15:00", last: "2030-10-10 12:15:00",
-			points: 60,
-		},
-		"from alone": {
-			from: "2030-10-10 12:00:30", bucket: time.Minute, first: "2030-10-10 12:00:00", last: "2030-10-10 12:12:00",
-			points: 12,
-		},
-		"to alone": {
-			to: "2030-10-10 12:00:30", bucket: time.Minute, first: "2030-10-10 11:01:00", last: "2030-10-10 12:01:00",
-			points: 60,
-		},
-		"from is rounded down, to up": {
-			from: "2030-10-10 11:03:20", to: "2030-10-10 11:26:01", step: 5 * time.Minute, bucket: time.Minute,
-			first: "2030-10-10 11:00:00", last: "2030-10-10 11:30:00", points: 6,
-		},
-		"whole steps stay": {
-			from: "2030-10-10 11:00:00", to: "2030-10-10 11:30:00", step: 5 * time.Minute, bucket: time.Minute,
-			first: "2030-10-10 11:00:00", last: "2030-10-10 11:30:00", points: 6,
-		},
-		"the finest that divides": {
-			from: "2030-10-10 02:00:00", to: "2030-10-10 04:00:00", step: time.Hour, bucket: time.Minute,
-			first: "2030-10-10 02:00:00", last: "2030-10-10 04:00:00", points: 2,
-		},
-		"the finest that still keeps it": {
-			from: "2030-10-08 02:00:00", to: "2030-10-10 04:00:00", step: time.Hour, bucket: time.Hour,
-			first: "2030-10-08 02:00:00", last: "2030-10-10 04:00:00", points: 50,
-		},
-		"days of hours": {
-			from: "2030-09-01 00:00:00", step: 24 * time.Hour, bucket: time.Hour, first: "2030-09-01 00:00:00",
-			last: "2030-10-11 00:00:00", points: 40,
-		},
-		"just kept": {
-			from: "2030-10-09 12:11:42", to: "2030-10-09 12:13:00", bucket: time.Minute, first: "2030-10-09 12:11:00",
-			last: "2030-10-09 12:13:00", points: 2,
-		},
-		"a default is what is kept": {
-			step: 7 * 24 * time.Hour, bucket: time.Hour, first: "2030-07-18 00:00:00", last: "2030-10-17 00:00:00",
-			points: 13,
-		},
-		"the time to come": {
-			from: "2030-10-10 12:00:00", to: "2030-10-10 13:00:00", bucket: time.Minute, first: "2030-10-10 12:00:00",
-			last: "2030-10-10 13:00:00", points: 60,
-		},
-		"the most points": {
-			from: "2030-10-09 12:30:00", to: "2030-10-10 13:30:00", bucket: time.Minute, first: "2030-10-09 12:30:00",
-			last: "2030-10-10 13:30:00", points: 1500,
-		},
-		"too many points": {from: "2030-10-09 12:30:00", to: "2030-10-10 13:30:01", fault: "at most 1500"},
-		"minutes are not kept so long": {
-			from: "2030-10-08 12:00:00", to: "2030-10-08 13:00:00", fault: "longer ago than is kept",
-		},
-		"hours are not kept so long": {
-			from: "2030-07-01 00:00:00", to: "2030-07-02 00:00:00", step: time.Hour, fault: "longer ago than is kept",
-		},
-		"before all times": {
-			from: "1969-01-01 00:00:00", to: "1969-01-01 01:00:00", fault: "longer ago than is kept",
-		},
-		"nothing divides it":    {step: 90 * time.Second, fault: "no multiple"},
-		"parts of seconds":      {step: 1500 * time.Millisecond, fault: "whole seconds"},
-		"backwards":             {from: "2030-10-10 12:00:00", to: "2030-10-10 11:00:00", fault: "not before to"},
-		"nothing":               {from: "2030-10-10 12:00:00", to: "2030-10-10 12:00:00", fault: "not before to"},
-		"from the time to come": {from: "2030-10-10 14:00:00", fault: "not before to"},
-	} {
+	for name, tc := range ranges {
 		q, err := views.Range(at(tc.from), at(tc.to), tc.step, noon)
 		if tc.fault != "" {
 			if !errors.Is(err, ErrTime) || !strings.Contains(err.Error(), tc.fault) {

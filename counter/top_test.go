@@ -60,95 +60,37 @@ func TestTop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := countertest.InMemory(t, nil)
 		tops := track(store, topRules)
-
-		rng := rand.New(rand.NewPCG(1, 2))
-		truth := map[string]int64{}
-		at := map[string]time.Time{}
-
-		// Among many keys with small gains some gain more, and in each minute others.
-		minute := func(round int) {
-			for range 6_000 {
-				key := fmt.Sprint("v:", rng.IntN(100_000))
-				if rng.IntN(50) == 0 {
-					key = fmt.Sprint("v:hot ", rng.IntN(8)+round)
-				}
-				gain(t, tops, key, 1)
-				truth[key]++
-				at[key] = time.Now()
-			}
-			time.Sleep(time.Minute)
-		}
-
-		check := func(what string, tops tracked, last time.Duration) {
-			t.Helper()
-
-			total := int64(0)
-			var want []counter.Gained
-			for key, n := range truth {
-				total += n
-				want = append(want, counter.Gained{Key: key, Value: n})
-			}
-			slices.SortFunc(want, func(a, b counter.Gained) int { return int(b.Value - a.Value) })
-
-			got, err := tops.Top(t.Context(), topRule, last, 100)
-			if err != nil {
-				t.Fatal(err)
-			}
-
-			found := map[string]int64{}
-			for _, g := range got {
-				found[g.Key] = g.Value
-			}
-
-			// Every key above a thousandth must be found, with its exact gain.
-			for _, g := range want {
-				if g.Value*1000 <= total {
-					break
-				}
-				if found[g.Key] != g.Value {
-					t.Errorf("%s: %q gained %d, want %d of %d",
-						what, g.Key, found[g.Key], g.Value, total)
-				}
-			}
-
-			if !slices.IsSortedFunc(got, func(a, b counter.Gained) int { return int(b.Value - a.Value) }) {
-				t.Errorf("%s: the list %v is not in order", what, got)
-			}
-
-			few, err := tops.Top(t.Context(), topRule, last, 3)
-			if err != nil || len(few) != 3 || few[2].Value < want[2].Value {
-				t.Errorf("%s: %v, %v, want %v", what, few, err, want[:3])
-			}
-		}
+		g := contest{rand: rand.New(rand.NewPCG(1, 2)), truth: map[string]int64{}}
 
 		// An increment and a decrement add up.
 		gain(t, tops, "v:hot 1", 5)
 		gain(t, tops, "v:hot 1", -3)
-		truth["v:hot 1"] = 2
+		g.truth["v:hot 1"] = 2
 
 		for round := range 3 {
-			minute(round)
-			check(fmt.Sprint("after minute ", round), tops, 30*time.Minute)
+			g.minute(t, tops, round)
+			g.check(t, fmt.Sprint("after minute ", round), tops, 30*time.Minute)
 		}
 
+		// The minute has ended, and its list is made a moment later. From then on its marks are of no use.
 		time.Sleep(10 * time.Second)
 		if marked, err := store.Marked(t.Context(), "v:*"); err != nil || len(marked) != 0 {
 			t.Errorf("%d steps are not closed, want none; %v", len(marked), err)
 		}
-		check("all are closed", tops, 30*time.Minute)
+		g.check(t, "all are closed", tops, 30*time.Minute)
 
-		minute(3)
+		g.minute(t, tops, 3)
 		if err := tops.Close(); err != nil {
 			t.Fatal(err)
 		}
 
 		// A process that has just started knows only what the store has.
 		tops = track(store, topRules)
-		check("after a start", tops, 30*time.Minute)
-		check("in hours", tops, 24*time.Hour)
+		g.check(t, "after a start", tops, 30*time.Minute)
+		g.check(t, "in hours", tops, 24*time.Hour)
 
 		time.Sleep(2 * time.Hour)
-		check("in hours that are closed", tops, 24*time.Hour)
+		g.check(t, "in hours that are closed", tops, 24*time.Hour)
 		if got, err := tops.Top(t.Context(), topRule, time.Hour, 10); err != nil || len(got) != 0 {
 			t.Errorf("the list is %v, %v; want it empty, since nothing was gained in the last hour", got, err)
 		}
@@ -159,12 +101,79 @@ func TestTop(t *testing.T) {
 			t.Fatal(r.Err)
 		}
 
-		delete(truth, "v:hot 1")
-		check("after a delete", tops, 24*time.Hour)
+		// Its gains are in lists that are closed. They must not be shown of a counter that does not exist.
+		delete(g.truth, "v:hot 1")
+		g.check(t, "after a delete", tops, 24*time.Hour)
 		if err := tops.Close(); err != nil {
 			t.Fatal(err)
 		}
 	})
+}
+
+// contest is what keys have gained.
+type contest struct {
+	rand  *rand.Rand
+	truth map[string]int64
+}
+
+// minute makes the gains of a minute: many keys have small ones, and some gain more, in each minute others.
+func (g contest) minute(t *testing.T, tops tracked, round int) {
+	t.Helper()
+	for range 6_000 {
+		key := fmt.Sprint("v:", g.rand.IntN(100_000))
+		if g.rand.IntN(50) == 0 {
+			key = fmt.Sprint("v:hot ", g.rand.IntN(8)+round)
+		}
+		gain(t, tops, key, 1)
+		g.truth[key]++
+	}
+	time.Sleep(time.Minute)
+}
+
+// check compares the list of a window that includes all gains with the truth.
+func (g contest) check(t *testing.T, what string, tops tracked, last time.Duration) {
+	t.Helper()
+
+	total := int64(0)
+	var want []counter.Gained
+	for key, n := range g.truth {
+		total += n
+		want = append(want, counter.Gained{Key: key, Value: n})
+	}
+	slices.SortFunc(want, func(a, b counter.Gained) int { return int(b.Value - a.Value) })
+
+	got, err := tops.Top(t.Context(), topRule, last, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	found := map[string]int64{}
+	for _, one := range got {
+		found[one.Key] = one.Value
+		if g.truth[one.Key] == 0 {
+			t.Errorf("%s: %q is listed with %d, want only keys that have gained", what, one.Key, one.Value)
+		}
+	}
+
+	// Every key above a thousandth must be found, with its exact gain.
+	for _, one := range want {
+		if one.Value*1000 <= total {
+			break
+		}
+		if found[one.Key] != one.Value {
+			t.Errorf("%s: %q gained %d, want %d of %d", what, one.Key, found[one.Key], one.Value, total)
+		}
+	}
+
+	if !slices.IsSortedFunc(got, func(a, b counter.Gained) int { return int(b.Value - a.Value) }) {
+		t.Errorf("%s: the list %v is not in order", what, got)
+	}
+
+	// Several keys may have the same gain, so only the gain of the last one is compared.
+	few, err := tops.Top(t.Context(), topRule, last, 3)
+	if err != nil || len(few) != 3 || few[2].Value < want[2].Value {
+		t.Errorf("%s: %v, %v, want %v", what, few, err, want[:3])
+	}
 }
 
 // TestTopKeepsTheGreatest: a counter gains a million early in a long step, and later little or nothing. It leads the
@@ -185,6 +194,8 @@ func TestTopKeepsTheGreatest(t *testing.T) {
 				long := rule.Resolutions[len(rule.Resolutions)-1]
 
 				gainUnder(t, tops, rule, "v:a", 1_000_000)
+				// Three long steps: the million is in the running step, in the one that has just ended, and then in an
+				// older one.
 				for range 30 {
 					time.Sleep(long.Step / 10)
 					gainUnder(t, tops, rule, "v:b", 1)
@@ -313,6 +324,7 @@ func TestTopMarksAgain(t *testing.T) {
 			}
 		}
 
+		// A process notes which counters it has marked, and would otherwise not mark this one again for a day.
 		time.Sleep(time.Minute)
 		gainUnder(t, tops, rule, "v:a", 10)
 		got, err1 := tops.Top(t.Context(), rule, 24*time.Hour, 10)
@@ -348,6 +360,7 @@ func TestTopIsClosedLate(t *testing.T) {
 		gain(t, tops, "v:a", 30)
 		gain(t, tops, "v:b", 20)
 
+		// Forty minutes cannot be closed. Until they can, each answer has to be made from the marks.
 		for range 40 {
 			time.Sleep(time.Minute)
 			expect()
