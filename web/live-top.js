@@ -48,7 +48,25 @@ export function watchTop(callback, { n = 10, headers = {}, failed = () => {}, se
   let failures = 0;
   let refusals = 0; // of a token, in a row
 
-  const read = async (/** @type {AbortSignal} */ signal) => {
+  /** An attempt, which ends after a silence, also before the answer: a network may lose a request without a word. */
+  const attempt = async (/** @type {AbortSignal} */ ended) => {
+    const over = new AbortController();
+    const end = () => over.abort(new Error('The server has been silent for a minute.'));
+    ended.addEventListener('abort', end);
+    /** @type {any} */ let silence; // timer
+    const heard = () => {
+      clearTimeout(silence);
+      silence = setTimeout(end, SILENCE_MS);
+    };
+    heard();
+    try {
+      await read(over.signal, heard);
+    } finally {
+      clearTimeout(silence);
+      ended.removeEventListener('abort', end);
+    }
+  };
+  const read = async (/** @type {AbortSignal} */ signal, /** @type {() => void} */ heard) => {
     const { base, token } = await headcount.lend(where, '', '');
     const url = new URL(`-/top/events${base.search}`, base);
     url.searchParams.set('n', `${n}`);
@@ -65,8 +83,8 @@ export function watchTop(callback, { n = 10, headers = {}, failed = () => {}, se
     const reader = /** @type {ReadableStream} */ (answer.body).pipeThrough(new TextDecoderStream()).getReader();
     let text = '';
     for (;;) {
-      const silence = setTimeout(() => reader.cancel(), SILENCE_MS);
-      const { value, done } = await reader.read().finally(() => clearTimeout(silence));
+      const { value, done } = await reader.read();
+      heard();
       if (done) throw new Error('The event stream has ended.');
       const events = (text + value).split('\n\n');
       text = events.pop() ?? '';
@@ -82,7 +100,7 @@ export function watchTop(callback, { n = 10, headers = {}, failed = () => {}, se
   const follow = async (/** @type {AbortSignal} */ signal) => {
     while (!signal.aborted) {
       try {
-        await read(signal);
+        await attempt(signal);
       } catch (/** @type {any} */ error) {
         if (signal.aborted) return;
         // The answer would be the same again, unless it is of a token that has run out.

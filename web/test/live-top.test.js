@@ -9,11 +9,14 @@ globalThis.document = Object.assign(new EventTarget(), { hidden: false });
 globalThis.location = new URL('https://site.example/');
 const { watchTop } = await import('../live-top.js');
 
-/** An event stream that has one event and goes on. */
-const stream = (top) =>
+/** An event stream that has one event and goes on, until the signal. */
+const stream = (top, signal) =>
   new Response(
     new ReadableStream({
-      start: (into) => into.enqueue(new TextEncoder().encode(`data: ${JSON.stringify({ top })}\n\n`)),
+      start(into) {
+        into.enqueue(new TextEncoder().encode(`data: ${JSON.stringify({ top })}\n\n`));
+        signal?.addEventListener('abort', () => into.error(signal.reason));
+      },
     }),
   );
 
@@ -90,5 +93,40 @@ test('a token that has expired each time that the tab is seen again may be renew
   for (let i = 0; i < 2; i++) await tick(1_000);
   assert.deepEqual([lists, ends.includes(true)], [11, false]);
   stop();
+  mock.timers.reset();
+});
+
+test('a server that does not answer at all is asked again after a minute', async () => {
+  mock.timers.enable({ apis: ['setTimeout'] });
+  Headcount.defaults = {};
+  let asked = 0;
+  const hangs = (_, { signal }) =>
+    new Promise((_, fail) => {
+      asked++;
+      signal.addEventListener('abort', () => fail(signal.reason));
+    });
+  globalThis.fetch = hangs;
+  const errors = [];
+  const lists = [];
+  const stop = watchTop((top) => lists.push(top), {
+    server: 'https://silent.example',
+    failed: ({ message }, final) => errors.push([message, final]),
+  });
+  await settle();
+  await tick(59_999);
+  assert.deepEqual([asked, errors], [1, []]);
+  await tick(1);
+  assert.deepEqual(errors, [['The server has been silent for a minute.', false]]);
+  globalThis.fetch = async (_, { signal }) => stream(['p'], signal);
+  await tick(1_000);
+  assert.deepEqual(lists, [['p']]);
+  globalThis.fetch = hangs;
+  await tick(60_000);
+  assert.equal(errors.length, 2, 'a stream that falls silent ends, too');
+  await tick(1_000);
+  assert.equal(asked, 2);
+  stop();
+  await tick(120_000);
+  assert.deepEqual([asked, errors.length], [2, 2], 'who has ended it hears nothing more');
   mock.timers.reset();
 });
