@@ -64,6 +64,7 @@ func TestAClaimThatComesLate(t *testing.T) {
 		go func() { claimed <- o.Own(within, 1, 2) }()
 		synctest.Wait()
 
+		// The claim of partition 2 was granted, so the answer that comes now says that it is owned.
 		o.Close()
 		if err := <-claimed; !errors.Is(err, owner.ErrNotOwner) || o.Owns(2) {
 			t.Errorf("the claim ends with %v, and it is %v that the partition is owned; want ErrNotOwner, and false",

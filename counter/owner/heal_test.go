@@ -157,6 +157,8 @@ func TestHealsWhenItCanBeClaimed(t *testing.T) {
 				t.Errorf("the counter is %d, want %d", is, want+1)
 			}
 
+			// The second increment finds the loss. It builds on the first one only if the owner forgets nothing while
+			// its claims fail.
 			store.lose(-1)
 			store.deny = 3
 		}
@@ -173,6 +175,8 @@ func TestReleasedAfterALoss(t *testing.T) {
 		makes(t, a, increment("k"))
 
 		store.lose(-1)
+		// Only the memory of this owner has the change, and a release forgets that memory. So it has to look at the
+		// store first.
 		if err := a.Release(t.Context(), 0); err != nil {
 			t.Fatal(err)
 		}
@@ -206,6 +210,7 @@ func TestWhatWasHealedIsLostAgain(t *testing.T) {
 		store.lose(-1)
 		makes(t, o, increment("other"))
 
+		// Without the key the repetition would count again, and without the value it would be a replay of 0.
 		if is := makes(t, o, once); is.Value != 1 {
 			t.Errorf("after a repetition under its key the counter is %d, want 1", is.Value)
 		}
@@ -229,6 +234,8 @@ func TestHealsWhereIDsAreKept(t *testing.T) {
 
 		store.lose(-1)
 
+		// The store refuses a commit with a key that it knows. An owner that repeated the same commit would never be
+		// done.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		answer, err := o.Do(ctx, owner.Call{Partition: 0, Ops: increment("k")})
@@ -269,6 +276,7 @@ func TestHealsInPieces(t *testing.T) {
 		}
 
 		store.lose(-1)
+		// From the first healed row on the owner is in the middle of it.
 		for o.Stats().Healed == 0 {
 			time.Sleep(time.Millisecond)
 		}
@@ -278,6 +286,7 @@ func TestHealsInPieces(t *testing.T) {
 		if took := time.Since(began); took > 10*time.Millisecond {
 			t.Errorf("another partition waited for %v, want 10ms at most", took)
 		}
+		// The release ends only when all is written, or the next owner would read a part.
 		if err := o.Release(t.Context(), 0); err != nil {
 			t.Fatal(err)
 		}
@@ -335,6 +344,8 @@ func TestDiesWhileItHeals(t *testing.T) {
 				made[call(a, stream, false).Counters[0].Key]++
 			}
 
+			// If a counter were written again before the keys of its calls, the next owner would count a call twice
+			// after a death between the two.
 			store.lose(left)
 			time.Sleep(5 * time.Second)
 			store.mu.Lock()

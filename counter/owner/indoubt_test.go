@@ -50,6 +50,8 @@ func TestRefusedAfterItWasMade(t *testing.T) {
 		}
 
 		change(increment("k"))
+		// The owner sees the answer of its repetition alone, which is a refusal, and must not take the change for
+		// refused.
 		store.unanswered.Store(true)
 		once := increment("k")
 		once[0].IdempotencyKey = counter.IdempotencyKey{1}
@@ -100,6 +102,7 @@ func TestReleasedInDoubt(t *testing.T) {
 			t.Fatal(err)
 		}
 
+		// These commits use the memory again that the one in doubt was made in.
 		for _, key := range []string{"x", "y"} {
 			if _, err := o.Do(t.Context(), owner.Call{Partition: 1, Ops: increment(key)}); err != nil {
 				t.Fatal(err)

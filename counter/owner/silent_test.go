@@ -86,6 +86,7 @@ func TestSilentPartitionsAreSetAside(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		var calls sync.WaitGroup
+		// Each of these has a commit that gets no answer, so that a common call to the store lasts until its timeout.
 		for id := 1; id < rows.Partitions; id += 2 {
 			calls.Go(func() { _, _ = o.Do(ctx, owner.Call{Partition: id, Ops: increment("silent")}) })
 		}
@@ -99,6 +100,7 @@ func TestSilentPartitionsAreSetAside(t *testing.T) {
 			}
 
 			took := time.Since(start)
+			// In the first seconds the owner finds out which partitions are silent.
 			if time.Since(began) < 3*time.Second {
 				first = max(first, took)
 			} else {
@@ -145,6 +147,7 @@ func TestALargeCommit(t *testing.T) {
 		}
 
 		call := owner.Call{Partition: 0, More: &owner.More{}}
+		// Four seconds of work, and the time for an ordinary commit is three.
 		for i := range 40_000 {
 			name := rows.Name{Collection: "history", Field: strconv.Itoa(i)}
 			call.More.Rows = append(call.More.Rows, owner.Expiring{Row: rows.Row{Name: name, Value: []byte{1}}})

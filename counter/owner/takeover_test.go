@@ -68,6 +68,7 @@ func TestVersionsAfterALoss(t *testing.T) {
 			seen = makes(t, a, increment("k"))
 		}
 
+		// The owner dies before it has noticed the loss, so nobody writes the three increments again.
 		a.Close()
 		store.loses = false
 
@@ -97,6 +98,7 @@ func TestVersionsAfterADeletion(t *testing.T) {
 
 		b := begin(t, "b", store)
 		defer b.Close()
+		// An export from before the deletion has the version that clients have seen long ago.
 		state := counter.State{Kind: counter.Sum, Value: first.Value, Version: first.Version}
 		export := &owner.Restore{Rules: &counter.Rules{}, Copies: []counter.Copy{{Key: "k", State: state}}}
 		answer, err := b.Do(t.Context(), owner.Call{Partition: 0, More: &owner.More{Restore: export}})

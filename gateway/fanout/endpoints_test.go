@@ -39,6 +39,7 @@ func TestLostEndpointsAreAttachedAgain(t *testing.T) {
 		}
 
 		parts := [][]presence.Topic{topics, topics[:500]}
+		// A check looks at some of the buckets, so only the check of its bucket finds a single loss.
 		for i := range 20 {
 			parts = append(parts, topics[i:i+1])
 		}
@@ -204,6 +205,7 @@ func TestANewcomerWaitsForOneTurn(t *testing.T) {
 			h.Want(presence.CountTopic("newcomer"))
 		}
 
+		// A queue in the order of arrival would first attach twenty batches of pages that nobody wants any more.
 		h.Want(presence.CountTopic("first"))
 		synctest.Wait()
 		if n := store.attach.Load(); n != 2 {

@@ -39,6 +39,7 @@ func TestNumber(t *testing.T) {
 
 		w.SendUnread(6, true)
 		expect(6) // the client asked
+		// As after a write that failed: what was in it counts as sent, and the client does not have it.
 		w.missed = true
 		w.Free()
 		expect(6)
@@ -211,6 +212,7 @@ func TestSubscribeWhilePaused(t *testing.T) {
 		w.watch(0, "same", "changed")
 		w.Renew(topicOf("same"))
 		w.watch(1, "rounded")
+		// What changes meanwhile is the reason for a delivery at the end of the pause.
 		s.update(countOf("changed", 78, 2))
 		s.deliver()
 		w.expect(t)

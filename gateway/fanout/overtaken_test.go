@@ -38,6 +38,7 @@ func TestAStaleUpdateOutdatesAllBefore(t *testing.T) {
 					t.Errorf("version %s is not stale, though %s has outdated it", last.Version, afterLoss.Version)
 				}
 
+				// The doubt ends with the first count that is newer and not stale.
 				h.Update(complete)
 				if last, _ := h.Last(readTopic); last != complete {
 					t.Errorf("the hub has version %s, stale %t; want %s", last.Version, last.Stale, complete.Version)
@@ -100,6 +101,7 @@ func TestAMarkIsNotOvertaken(t *testing.T) {
 				right.Stale, marked.Stale, isMarked())
 		}
 
+		// An earlier update may arrive at the shard after a later one.
 		shard.update(right)
 		if !isMarked() {
 			t.Error("a late update removed the mark")

@@ -79,6 +79,7 @@ func TestPoll(t *testing.T) {
 				}
 			}
 
+			// A topic lingers, since many clients come back at once. After that it must not be polled any more.
 			h.Unwant(topic)
 			time.Sleep(2 * lingerFor)
 			if wanted, all := poll.Wanted(topic); wanted || all > 0 {

@@ -50,6 +50,7 @@ func TestNoReadIsOlderThanTheOneBefore(t *testing.T) {
 		store.brings(version(19)) // the answer to a read that began earlier and ends later
 		wantRead(t, store, h.Read, version(20), 1)
 
+		// Without the store the newest count that anybody has seen is the answer, marked as stale.
 		h.Away()
 		store.away.Store(true)
 		stale := version(20)
@@ -104,6 +105,7 @@ func TestAFollowedTopicIsNotReadFromMemoryInDoubt(t *testing.T) {
 		h.Update(version(1))
 		wantRead(t, store, h.Newest, version(1), 0)
 
+		// As when the store has taken this gateway for dead: no update arrives, and nothing says so.
 		if err := store.Store.Detach(t.Context(), "g/1", []presence.Topic{readTopic}); err != nil {
 			t.Fatal(err)
 		}
@@ -176,6 +178,7 @@ func TestConcurrentReadsAreOneCall(t *testing.T) {
 		}
 		synctest.Wait()
 
+		// The caller who gives up is the one that began the call.
 		leave()
 		if <-answers {
 			t.Error("the caller who gave up got an answer")

@@ -228,6 +228,7 @@ func TestManyPagesInOneWrite(t *testing.T) {
 		w.watch(0, pages...)
 
 		for round := range uint64(3) {
+			// Fewer pages in each round, so that a write with all pages of the client, changed or not, would show.
 			changed := pages[:30-10*round]
 			for _, page := range changed {
 				s.update(countOf(page, 7, round+1))
@@ -293,6 +294,7 @@ func TestAPageThatFills(t *testing.T) {
 			}
 
 			time.Sleep(interval + s.quantum)
+			// A new client that missed the end of the crowd would show a number that nobody corrects.
 			got := counts(t, w.take(t)...)
 			if n := len(got); n < want*9/10 || n > want*11/10+2 {
 				t.Errorf("%d counts in 5 s, want about %d", n, want)
@@ -341,6 +343,7 @@ func TestPrecision(t *testing.T) {
 		exact.expect(t, 1249)
 		rough.expect(t)
 
+		// Half of the last digit shown is where the rounded number changes.
 		step(1250, false)
 		exact.expect(t, 1250)
 		rough.expect(t, 1300)
@@ -398,6 +401,7 @@ func TestPrecisionOfJoined(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		s.deliver()
 
+		// A client that waits for its join needs the answer, although it shows the same 10 as before.
 		got := counts(t, w.take(t)...)
 		if len(got) != 2 || got[0].Count != 10 || got[1].Count != 10 || got[1].Version != "1-2" {
 			t.Fatalf("got %v, want 10 twice", got)
@@ -534,6 +538,7 @@ func TestDeliveriesAllocateNothing(t *testing.T) {
 			}
 		})
 
+		// Without this a shard that delivered nothing would pass.
 		if delivered < 20*3*each {
 			t.Fatalf("%d deliveries, want %d", delivered, 20*3*each)
 		}
@@ -578,6 +583,7 @@ func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 				all[i].heard = all[i].lastAlive()
 			}
 
+			// The sweep reads the clock itself, some time between these two.
 			before := s.now()
 			s.sweep()
 			after := s.now()
@@ -716,6 +722,8 @@ func TestRepeatedSubscribesAreLimited(t *testing.T) {
 					leave, answers, intervals, most)
 			}
 
+			// Answers that were charged to the pace would make all clients of a busy page wait for one that repeats
+			// itself.
 			if s.pace.stretch != 0 || s.pace.load > 1 {
 				t.Errorf("leave %v: the pace is stretched by %.1f with a load of %.1f",
 					leave, s.pace.stretch, s.pace.load)

@@ -39,6 +39,7 @@ func TestASilentDispatcher(t *testing.T) {
 		h.Silence([]int{bucket})
 		want(stale(1))
 
+		// In doubt a GET reads the store, and so gets a count that nobody publishes.
 		store.brings(version(2))
 		wantRead(t, store, h.Newest, version(2), 1)
 		want(stale(2))

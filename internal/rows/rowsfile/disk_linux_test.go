@@ -65,6 +65,7 @@ func TestADiskThatIsFull(t *testing.T) {
 		}
 
 		for round := range 3 {
+			// The store opens its file again after a failure, and only then does a commit reach the disk.
 			time.Sleep(healWait)
 			d.fill(t)
 
@@ -79,6 +80,7 @@ func TestADiskThatIsFull(t *testing.T) {
 			if got := w.read(t, "x"); got != "before" {
 				t.Errorf("after a refusal the row is %q, want \"before\"", got)
 			}
+			// By this the process says that it is not ready.
 			const says = "the data directory cannot be written: "
 			if err := s.Writable(); err == nil || !strings.Contains(err.Error(), says) {
 				t.Errorf("after a refusal Writable returns %v, want an error", err)
@@ -130,6 +132,7 @@ func TestADiskThatIsGone(t *testing.T) {
 		}
 
 		d.become(t, s.path, os.O_RDONLY)
+		// Opening the file again does not help either while the disk is gone.
 		d.readOnly = true
 
 		c := w.next(put("x", []byte("after")))
@@ -192,6 +195,7 @@ func TestAFileThatHasDisappeared(t *testing.T) {
 		if err := os.Rename(s.path, elsewhere); err != nil {
 			t.Fatal(err)
 		}
+		// The open descriptor would still accept writes to the file that has no name any more, so it is made to fail.
 		d.become(t, elsewhere, os.O_RDONLY)
 
 		c := w.next(put("x", []byte("after")))

@@ -155,6 +155,7 @@ func TestDeletedRowsLeaveRoom(t *testing.T) {
 		c.At = now
 		for i := range 300 {
 			c.Rows = append(c.Rows, put(fmt.Sprint(round, " ", i), value))
+			// Each round deletes the rows of the one before, so there is always the same amount of live data.
 			c.Rows = append(c.Rows, put(fmt.Sprint(round-1, " ", i), nil))
 			id := rows.ID{Bytes: [16]byte{byte(round), byte(i >> 8), byte(i)}, Until: now.Add(time.Hour)}
 			c.IDs = append(c.IDs, id)
@@ -234,6 +235,7 @@ func TestACallerThatLeaves(t *testing.T) {
 		left.Wait()
 		s.unlock()
 
+		// This commit has the number of the one that was given up, which is free only if that one is never made.
 		if err := w.commit(t, w.next(put("y", []byte("2")))); err != nil {
 			t.Fatal(err)
 		}
@@ -291,11 +293,13 @@ func TestClockKilledWhileItCommits(t *testing.T) {
 		for partition := range childPartitions {
 			w := newWriter(t, s, partition)
 			is := w.claim.Number
+			// More than was acknowledged is right: a commit may be made and its acknowledgement be cut off by the kill.
 			if is < acknowledged[partition] {
 				t.Errorf("round %d: partition %d has %d commits, though %d were acknowledged",
 					round, partition, is, acknowledged[partition])
 			}
 
+			// Both rows are in one commit, so both have its number.
 			a := w.read(t, "a")
 			b := w.read(t, fmt.Sprint("b", is))
 			if a != fmt.Sprint(is) || b != a {

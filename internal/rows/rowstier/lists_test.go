@@ -38,6 +38,8 @@ func TestListsAreMerged(t *testing.T) {
 			}
 		}
 
+		// An ID, a row that changes once, and a deletion: a merged list that has only what changes often would lose
+		// them.
 		first := o.next("0")
 		first.IDs = []rows.ID{{Bytes: [16]byte{1}, Until: time.Now().Add(time.Hour)}}
 		put("once", first)
@@ -65,6 +67,7 @@ func TestListsAreMerged(t *testing.T) {
 		time.Sleep(time.Second)
 		defer next.close(t)
 
+		// The next owner finds the names in the lists, and their newest values in the fast store.
 		for i := range 10 {
 			next.name.Field = fmt.Sprint("often", i)
 			next.wants(t, durable, fmt.Sprint(4990+i))
@@ -129,6 +132,7 @@ func TestTombstonesGoInPieces(t *testing.T) {
 		durable.away.Store(false)
 		time.Sleep(time.Minute)
 
+		// Each commit takes a piece with it, and one more is needed for what was drained last.
 		for range deletions/removedAtOnce + 2 {
 			o.must(t, o.next("2"))
 		}
