@@ -57,7 +57,8 @@ type Hub interface {
 // After a standstill of the process all counters are stale until they have been read again.
 //
 // While the store is away, all counters are stale. Those that somebody has begun to look at
-// since have the value that this process last saw. A store may also know some counters, and
+// since have the value that this process last saw, or an old one that a part of the store
+// still has. A store may also know some counters, and
 // of others only an old value or none, as one with Redis and PostgreSQL does; then these alone
 // are stale.
 //
@@ -366,6 +367,7 @@ func (l *Live) keepFollowed(ctx context.Context, watch counter.Watch) {
 			// If only some counters are away, read has marked these as stale.
 			if !errors.Is(err, errSomeAway) {
 				l.goAway()
+				l.readOld(ctx)
 			}
 			failed++
 			retry.Reset(outage.Pause(failed))
@@ -427,6 +429,46 @@ func (l *Live) goAway() {
 		// As if a read that begins now had found the counter away, so that no earlier notification counts as newer.
 		found := counter.Away([]string{key})[0]
 		updates = l.acceptLocked(updates, k, found, l.seq)
+	}
+	l.mu.Unlock()
+
+	l.publishLocked(updates)
+}
+
+// readOld reads watched counters of which nothing is known here, while the store is away: of two servers one may have
+// their old values.
+func (l *Live) readOld(ctx context.Context) {
+	l.mu.Lock()
+	began := l.seq
+	var keys []string
+	for key, k := range l.keys {
+		if k.origin == unknown && len(keys) < counter.MaxKeys {
+			keys = append(keys, key)
+		}
+	}
+	l.mu.Unlock()
+
+	if len(keys) == 0 {
+		return
+	}
+
+	// The store may be back soon, and this goroutine is the one that notices.
+	ctx, cancel := context.WithTimeout(ctx, probeEvery)
+	defer cancel()
+	readings, err := l.cfg.Counters.Read(ctx, keys, "", noLag)
+	if err != nil {
+		return
+	}
+
+	l.order.Lock()
+	defer l.order.Unlock()
+	var updates []presence.Update
+	l.mu.Lock()
+	for _, r := range readings {
+		// Whoever has a value that is not stale by now is read again in any case.
+		if k := l.keys[r.Key]; k != nil && k.origin == unknown && r.Stale {
+			updates = l.acceptLocked(updates, k, r, began)
+		}
 	}
 	l.mu.Unlock()
 

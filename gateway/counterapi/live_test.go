@@ -29,6 +29,7 @@ type scripted struct {
 	followed map[string]bool
 	away     bool
 	part     bool // only stocks cannot be read
+	behind   bool // while it is away a second server has old values
 	silent   bool // reads are never answered
 	reads    int
 	during   func() // called once, in a read that has its answer already
@@ -50,7 +51,7 @@ func (s *scripted) Read(ctx context.Context, keys []string, member string, _ tim
 		return nil, counter.ErrUnavailable
 	}
 
-	if s.away {
+	if s.away && !s.behind {
 		s.mu.Unlock()
 		return nil, counter.ErrUnavailable
 	}
@@ -63,6 +64,7 @@ func (s *scripted) Read(ctx context.Context, keys []string, member string, _ tim
 		}
 		c := s.counters[key]
 		c.Key = key
+		c.Stale = c.Stale || s.away
 		out = append(out, counter.Reading{Counter: c, Mine: s.members[key+"/"+member]})
 	}
 
@@ -562,6 +564,27 @@ func TestKnownWhileAway(t *testing.T) {
 		s.goes(false)
 		l.StateChanged()
 		want("1-1")
+	})
+}
+
+// While Redis is away PostgreSQL behind it has an old value, which a client that begins to watch gets as well.
+func TestOldValueOfASecondServer(t *testing.T) {
+	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
+		s.set(1, 1)
+		s.behind = true
+		s.goes(true)
+		l.StateChanged()
+
+		l.Want(likes)
+		want("1-1 as it was")
+		time.Sleep(10 * time.Second)
+		want()
+
+		s.set(1, 2)
+		s.goes(false)
+		l.StateChanged()
+		synctest.Wait()
+		want("1-2")
 	})
 }
 
