@@ -215,7 +215,7 @@ func (p *partition) prepare(c *rows.Commit) rows.Commit {
 	p.commit.number = c.Number
 
 	// An undrained row stays in the fast store, because no other store has it.
-	next := some(p.removals.evicted)
+	next := atOnce(p.removals.evicted)
 	p.commit.evicts = len(next)
 	evicted := slices.DeleteFunc(slices.Clone(next), p.isDirtyLocked)
 	if len(evicted) > 0 && p.state.complete {
@@ -226,7 +226,7 @@ func (p *partition) prepare(c *rows.Commit) rows.Commit {
 
 	// The caller may repeat its commit, so prepare does not modify it.
 	prepared := *c
-	tidied := some(p.removals.drained)
+	tidied := atOnce(p.removals.drained)
 	p.commit.tidies = len(tidied)
 	prepared.Rows = make([]rows.Row, 0, len(c.Rows)+len(evicted)+len(tidied)+2)
 	written := make(map[rows.Name]bool, len(c.Rows))
@@ -389,8 +389,8 @@ func (p *partition) addListLocked(c *rows.Commit) {
 // makes a commit large.
 const removedAtOnce = 1000
 
-// some returns the names that the next commit removes.
-func some(names []rows.Name) []rows.Name { return names[:min(len(names), removedAtOnce)] }
+// atOnce returns the names that the next commit removes.
+func atOnce(names []rows.Name) []rows.Name { return names[:min(len(names), removedAtOnce)] }
 
 func (p *partition) evict(names []rows.Name) {
 	p.mu.Lock()
