@@ -284,12 +284,22 @@ func TestServerSQLAndApplyAreOne(t *testing.T) {
 		}
 	}
 
+	sameLedgers(t, judge, mixed)
+	sameRows(t, urls)
+}
+
+func sameLedgers(t *testing.T, judge, mixed *Store) {
+	t.Helper()
 	for _, key := range []string{"e:one", "e:two", "e:%_", "free:1", "free:2"} {
 		if a, b := entries(t, judge, key), entries(t, mixed, key); a != b {
 			t.Errorf("the ledgers of %q differ:\n%s\n%s", key, a, b)
 		}
 	}
+}
 
+// sameRows compares what the tables of two databases have, without what depends on the time.
+func sameRows(t *testing.T, urls [2]string) {
+	t.Helper()
 	const rows = `select string_agg(concat_ws(' ', c.key, c.kind, value, entries, c.kept, s.kept,
 			s.due - c.updated_at > interval '50 minutes'), e'\n' order by c.key)
 		from headcount_counters c left join headcount_sweeps s using (key, incarnation)`
@@ -632,95 +642,26 @@ func TestServerSQLAndApplyAtOnce(t *testing.T) {
 	outs := [2]*sold{serve(t, stores[0], rules), serve(t, stores[1], rules)}
 	app := shop(t, server, url)
 
-	const callers, calls = 8, 60
-	keys := []string{"e:1", "e:2", "e:3"}
-	var mu sync.Mutex
-	sum := map[string]int64{}
-
-	made := func(key string, delta int64) {
-		mu.Lock()
-		defer mu.Unlock()
-		sum[key] += delta
-	}
-
-	var wg sync.WaitGroup
-
 	// Half of the callers use SQL and half use Apply, on the same three counters. Each free counter may change only
 	// once.
+	const callers = 8
+	all := &simultaneous{T: t, rules: rules, keys: []string{"e:1", "e:2", "e:3"}, sum: map[string]int64{}}
+	var wg sync.WaitGroup
 	for n := range callers {
 		c := connect(t, app)
-		wg.Go(func() {
-			for i := range calls {
-				key, delta := keys[rand.IntN(3)], int64(rand.IntN(7)-3)
-				id := fmt.Sprint(n/2, "-", i) // shared by two callers
-				if delta == 0 {
-					delta = 1
-				}
-
-				// The caller may not read the table. Its failed transaction delays no other.
-				before := int64(0)
-				err := pgx.BeginFunc(t.Context(), c, func(tx pgx.Tx) error {
-					if err := tx.QueryRow(t.Context(),
-						"select count(*) from headcount_counters").Scan(&before); postgres.Code(err) != "42501" {
-						t.Errorf("a read of the table returns %v, want 42501", err)
-					}
-					return errors.New("rolled back")
-				})
-
-				if err == nil {
-					t.Error("a change that was rolled back returned no error")
-				}
-				_, err = change(t.Context(), c, key, delta, "")
-				if err == nil {
-					made(key, delta)
-				} else if postgres.Code(err) != "23514" {
-					t.Error(err)
-				}
-
-				if _, err := change(t.Context(), c, "free:"+id, 1, id); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-		wg.Go(func() {
-			for i := range calls {
-				one := once(keys[rand.IntN(3)], "", rules, int64(rand.IntN(3)+1))
-				id := fmt.Sprint(n/2, "-", i)
-				both := counter.Op{Changes: []counter.Change{add("e:2", -1), add("e:1", 1)}}
-				for j := range both.Changes {
-					both.Changes[j].Rule = rules.Find("e:1")
-				}
-				ops := []counter.Op{one, both, once("free:"+id, id, rules, 1)}
-				for j, r := range stores[n%2].Apply(t.Context(), ops) {
-					if r.Err != nil {
-						bounded := j < 2
-						if !bounded || !errors.Is(r.Err, counter.ErrBound) {
-							t.Error(r.Err)
-						}
-						continue
-					}
-
-					switch j {
-					case 0:
-						made(one.Changes[0].Key, one.Changes[0].Delta)
-					case 1:
-						made("e:2", -1)
-						made("e:1", 1)
-					}
-				}
-			}
-		})
+		wg.Go(func() { all.bySQL(n, c) })
+		wg.Go(func() { all.byApply(n, stores[n%2]) })
 	}
 	wg.Wait()
 
-	read, err := stores[0].Read(t.Context(), keys)
+	read, err := stores[0].Read(t.Context(), all.keys)
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	for i, key := range keys {
-		if read[i].Value != sum[key] || read[i].Value < 0 {
-			t.Errorf("%q is %d, want %d", key, read[i].Value, sum[key])
+	for i, key := range all.keys {
+		if read[i].Value != all.sum[key] || read[i].Value < 0 {
+			t.Errorf("%q is %d, want %d", key, read[i].Value, all.sum[key])
 		}
 		if n := strings.Count(entries(t, stores[0], key), "\n"); uint64(n) != read[i].Version.Sequence {
 			t.Errorf("%q has had %d changes, and has %d entries, want as many", key, read[i].Version.Sequence, n)
@@ -738,6 +679,98 @@ func TestServerSQLAndApplyAtOnce(t *testing.T) {
 
 	if len(outs[0].counters())+len(outs[1].counters()) == 0 {
 		t.Error("no counter was published")
+	}
+}
+
+// simultaneous are callers that change the same counters at the same time.
+type simultaneous struct {
+	*testing.T
+	rules *counter.Rules
+	keys  []string
+
+	mu  sync.Mutex       // guards sum
+	sum map[string]int64 // of what was acknowledged, by key
+}
+
+// callsOfEach is how many rounds each caller makes.
+const callsOfEach = 60
+
+func (all *simultaneous) made(key string, delta int64) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+
+	all.sum[key] += delta
+}
+
+// free returns the name of a counter that two callers change under one idempotency key: of the n-th callers and the
+// next ones, those by SQL and those by Apply.
+func free(n, round int) string { return fmt.Sprint(n/2, "-", round) }
+
+func (all *simultaneous) bySQL(n int, c *pgx.Conn) {
+	for i := range callsOfEach {
+		key := all.keys[rand.IntN(len(all.keys))]
+		delta := int64(rand.IntN(7) - 3)
+		if delta == 0 {
+			delta = 1
+		}
+
+		// The caller may not read the table. Its failed transaction delays no other.
+		before := int64(0)
+		err := pgx.BeginFunc(all.Context(), c, func(tx pgx.Tx) error {
+			if err := tx.QueryRow(all.Context(),
+				"select count(*) from headcount_counters").Scan(&before); postgres.Code(err) != "42501" {
+				all.Errorf("a read of the table returns %v, want 42501", err)
+			}
+			return errors.New("rolled back")
+		})
+		if err == nil {
+			all.Error("a change that was rolled back returned no error")
+		}
+
+		// A refusal at a bound is right, since the others change the counter meanwhile. Any other error is not.
+		_, err = change(all.Context(), c, key, delta, "")
+		if err == nil {
+			all.made(key, delta)
+		} else if postgres.Code(err) != "23514" {
+			all.Error(err)
+		}
+
+		id := free(n, i)
+		if _, err := change(all.Context(), c, "free:"+id, 1, id); err != nil {
+			all.Error(err)
+		}
+	}
+}
+
+func (all *simultaneous) byApply(n int, s *Store) {
+	for i := range callsOfEach {
+		one := once(all.keys[rand.IntN(len(all.keys))], "", all.rules, int64(rand.IntN(3)+1))
+		id := free(n, i)
+
+		// Two counters in one operation, in the other order than others lock them: a deadlock would be an error.
+		both := counter.Op{Changes: []counter.Change{add("e:2", -1), add("e:1", 1)}}
+		for j := range both.Changes {
+			both.Changes[j].Rule = all.rules.Find("e:1")
+		}
+
+		ops := []counter.Op{one, both, once("free:"+id, id, all.rules, 1)}
+		for j, r := range s.Apply(all.Context(), ops) {
+			if r.Err != nil {
+				isBounded := j < 2
+				if !isBounded || !errors.Is(r.Err, counter.ErrBound) {
+					all.Error(r.Err)
+				}
+				continue
+			}
+
+			switch j {
+			case 0:
+				all.made(one.Changes[0].Key, one.Changes[0].Delta)
+			case 1:
+				all.made("e:2", -1)
+				all.made("e:1", 1)
+			}
+		}
 	}
 }
 

@@ -26,6 +26,7 @@ func threeAndABusyGateway(t *testing.T, each time.Duration) (*world, *load) {
 	w.ring("a", "b", "c")
 	l := gateway.change(each)
 	time.Sleep(time.Second)
+	// The first calls wait until the owners have claimed their partitions.
 	l.forget()
 
 	return w, l
@@ -86,6 +87,7 @@ func aSilentOwner(t *testing.T, after, each time.Duration) {
 		time.Sleep(4 * time.Second)
 		l.promised(t, "a silent owner", 2200*time.Millisecond)
 
+		// The owner wakes, and still takes itself for the owner of what others have claimed meanwhile.
 		w.processes["b"].thaw()
 		time.Sleep(time.Second)
 		w.ring("a", "b", "c")
@@ -106,6 +108,7 @@ func TestAnOwnerComesAndLeaves(t *testing.T) {
 		w.ring("b", "c", "d")
 		time.Sleep(time.Second)
 		l.promised(t, "an owner leaves", 50*time.Millisecond)
+		// By now the process owns nothing, so its end is noticed by nobody.
 		w.processes["a"].kill()
 		time.Sleep(5 * time.Second)
 		l.promised(t, "it has ended", 10*time.Millisecond)
@@ -147,6 +150,8 @@ func TestAGatewayIsCutOff(t *testing.T) {
 		w.ring("a", "b", "c")
 		from := other.change(100 * time.Millisecond)
 
+		// If a process that cannot reach an owner made others claim its partitions, two such processes would take them
+		// from each other all the time.
 		w.separate("other", "b", true)
 		time.Sleep(15 * time.Second)
 		l.promised(t, "elsewhere", 50*time.Millisecond)
@@ -251,6 +256,7 @@ func anything(t *testing.T, seed uint64) {
 		}
 	}
 
+	// All links and processes work, and all know the same ring, so from some moment on no call may fail.
 	w.ring(alive...)
 	time.Sleep(15 * time.Second)
 	for _, l := range loads {

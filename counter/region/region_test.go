@@ -240,6 +240,8 @@ func TestAChangeIsSentOnce(t *testing.T) {
 			agree(t, all, "v", int64((i+1)*(i+2)/2))
 		}
 
+		// A region that sent on what it has received would have done so by now, and the changes would go round for
+		// ever.
 		time.Sleep(time.Minute)
 
 		for _, p := range all {
@@ -271,6 +273,7 @@ func TestARegionIsCutForLong(t *testing.T) {
 		var keys []string
 		for n := 0; len(keys) < 4200; n++ {
 			key := fmt.Sprint("v", n)
+			// The log is one of each partition, so all changes go to the same one.
 			if rows.PartitionOf(key) == 3 {
 				keys = append(keys, key)
 			}
@@ -287,6 +290,7 @@ func TestARegionIsCutForLong(t *testing.T) {
 			}
 		}
 
+		// A comparison of what exists would not find a counter that is gone.
 		all[0].do(t, counter.Change{Key: keys[0], Rule: views, Verb: counter.Delete})
 		time.Sleep(time.Minute)
 		if lag := all[0].metric(t, "headcount_counters_region_lag_seconds"); lag < 60 {
@@ -332,6 +336,7 @@ func TestPeersOfOtherNames(t *testing.T) {
 		all[0].do(t, add("v", 1))
 		settle()
 
+		// A peer with another name may be the store of another region, whose share would then be counted twice.
 		if is := all[1].read(t, "v"); is.Touched() {
 			t.Errorf("the region with another name has %+v, want nothing", is)
 		}
@@ -437,6 +442,7 @@ func TestTotalsAtTheBounds(t *testing.T) {
 			}
 		}
 
+		// While the link is cut neither region knows that the total will not fit, so both accept the change.
 		us.setCut(true)
 		must(adjust(us, huge))
 		must(adjust(eu, huge))
@@ -499,6 +505,7 @@ func TestDeletionsAreForgotten(t *testing.T) {
 				graves(us), graves(eu), eu.read(t, "v"))
 		}
 
+		// A counter that is created anew under the key of a deleted one must not be deleted by the old deletion.
 		eu.do(t, add("v", 2))
 		agree(t, all, "v", 2)
 		us.do(t, counter.Change{Key: "v", Rule: views, Verb: counter.Delete}) // once more

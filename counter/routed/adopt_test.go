@@ -98,6 +98,7 @@ func TestServerPostgresAdded(t *testing.T) {
 
 	in.carryHalf(t, want)
 	p := in.begin(t)
+	// With Redis empty only PostgreSQL can have what follows.
 	in.redis.Flush(t)
 	back, err := OpenDump(t.Context(), in.url, UseTiered, nil)
 	if err != nil {
@@ -131,6 +132,7 @@ func TestServerRedisAdded(t *testing.T) {
 		t.Errorf("the next change makes the counter %+v, want 4", c)
 	}
 
+	// Alone it would lack what is in Redis and not drained yet, and change older values.
 	_, err := OpenAlone(t.Context(), AloneConfig{URL: in.url, Rules: countertest.Rules})
 	if err == nil || !strings.Contains(err.Error(), "a Redis stands in front") {
 		t.Errorf("PostgreSQL used alone again: %v, want that a Redis stands in front", err)

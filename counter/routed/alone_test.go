@@ -83,6 +83,7 @@ func TestServerSecondProcess(t *testing.T) {
 		t.Errorf("the second process makes the counter %+v, want 2", c)
 	}
 
+	// The first process finds out by a refused write. Until then it must not acknowledge anything.
 	state.await(t, false)
 	for _, key := range []string{"s:1", "s:2", "e:1"} {
 		if r := change(t, first, op("", add(key, 1))); !errors.Is(r.Err, counter.ErrUnavailable) {

@@ -419,6 +419,7 @@ func TestServerRedisOlder(t *testing.T) {
 	becomes(t, p, "s:1", 2)
 	becomes(t, p, "s:gone", 0)
 
+	// The second time nobody remembers what Redis has lost, so it can come from PostgreSQL alone.
 	p.kill()
 	older()
 	p = in.begin(t)
@@ -446,6 +447,7 @@ func TestServerPostgresOlder(t *testing.T) {
 
 	var log strings.Builder
 	p = in.begin(t, func(c *TieredConfig) { c.Log = zerolog.New(&log).Level(zerolog.WarnLevel) })
+	// The newer value is in Redis, and a claim must not take the older rows for a repair.
 	becomes(t, p, "s:1", 5)
 	if c := must(t, p, op("", add("s:1", 1))); c.Value != 6 {
 		t.Errorf("the counter is %+v, want 6", c)
