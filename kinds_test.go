@@ -308,6 +308,8 @@ func (p *program) leaves(test name) (way []string) {
 		for _, u := range p.uses[todo[0].name] {
 			// A value that is made before the bubble may be used in it.
 			to := place{u.name, todo[0].bubbled || u.bubbled || u.method && entersBubble}
+
+			// A name is visited once inside a bubble and once outside: sleeping is wrong only in the second case.
 			if _, known := from[to]; known || to.name == test {
 				continue
 			}
@@ -376,7 +378,9 @@ func sources(t *testing.T, wanted func(file string) bool) map[string]*ast.File {
 		if d.IsDir() && slices.Contains([]string{"node_modules", "testdata", ".git"}, d.Name()) {
 			return fs.SkipDir
 		}
-		if file = filepath.ToSlash(file); strings.HasSuffix(file, ".go") && wanted(file) {
+
+		file = filepath.ToSlash(file)
+		if strings.HasSuffix(file, ".go") && wanted(file) {
 			files[file], err = parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
 		}
 		return err
@@ -391,9 +395,12 @@ func sources(t *testing.T, wanted func(file string) bool) map[string]*ast.File {
 // TestNamesSayTheKind: the name of each test in all packages says its kind.
 func TestNamesSayTheKind(t *testing.T) {
 	p := newProgram(sources(t, forTests))
+
+	// Read from another directory, the walk would find no tests, and none of them would be wrong.
 	if len(p.tests) < 500 {
 		t.Errorf("%d tests are found: is this test looking at the module?", len(p.tests))
 	}
+
 	for _, line := range p.wrongKinds() {
 		t.Error(line)
 	}
@@ -482,6 +489,7 @@ func TestWrongKindsAreFound(t *testing.T) {
 
 			files["p/p_test.go"] = parse(t, head+tc.source)
 
+			// Exactly one line: the support packages have functions that sleep, but no test of their own to report.
 			got := newProgram(files).wrongKinds()
 			if tc.want == "" && len(got) > 0 || tc.want != "" && (len(got) != 1 || !strings.Contains(got[0], tc.want)) {
 				t.Errorf("got %q, want %q", got, tc.want)

@@ -17,6 +17,7 @@ func TestServerRefusedRequests(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--log-level=debug", "--api-key="+apiKey, "--jwt-secret="+jwtSecret, "--max-connections=1")
 
+	// Two sums of the greatest value each: one more does not fit into an int64, and neither does their aggregate.
 	most, least := root+"sum:most", root+"sum:more"
 	for _, path := range []string{most, least} {
 		if a := do(t, "POST", s.url+path+"/adjust",
@@ -27,11 +28,7 @@ func TestServerRefusedRequests(t *testing.T) {
 	}
 
 	refused := map[string]int{}
-	for _, tc := range []struct {
-		call, body, headers string
-		status              int
-		reason, detail      string
-	}{
+	for _, tc := range []refusal{
 		{"GET /-/dashboard", "", "", 401, "api_key", "X-API-Key"},
 		{"GET /-/dashboard/data", "", "X-API-Key: wrong", 401, "api_key", "X-API-Key"},
 		{"POST /p/changes", "", "X-API-Key: wrong", 401, "api_key", "wrong"},
@@ -64,54 +61,17 @@ func TestServerRefusedRequests(t *testing.T) {
 			"in both add and remove",
 		},
 	} {
-		method, path, _ := strings.Cut(tc.call, " ")
-		var headers []string
-		if tc.headers != "" {
-			headers = append(headers, tc.headers)
-		}
-
-		a := do(t, method, s.url+path, tc.body, headers...)
-		a.problem(t, tc.status)
-		if a.header.Get("Reason")+a.header.Get("Detail") != "" {
-			t.Errorf("headers %v", a.header)
-		}
-
-		var p struct {
-			Detail, Key string
-			ID          string `json:"request_id"`
-		}
-		err := json.Unmarshal([]byte(a.body), &p)
-		saysChanged := strings.Contains(p.Detail, "changed")
-		if err != nil || !strings.Contains(p.Detail, tc.detail) || tc.status == 409 && method == "GET" && saysChanged {
-			t.Errorf("%s %.80s: %s, want %q, error %v", tc.call, tc.body, a.body, tc.detail, err)
-		}
-		if id := a.header.Get("X-Request-Id"); len(p.ID) != 16 || p.ID != id {
-			t.Errorf("%s: the id %q in the problem and %q in the head", tc.call, p.ID, id)
-		}
-
+		s.refuses(t, tc)
 		refused[tc.reason]++
-		s.hasLogged(t, map[string]any{
-			"level": "debug", "request_id": p.ID, "method": method, "status": float64(tc.status), "reason": tc.reason,
-			"message": "a request was refused",
-		}, tc.detail)
 	}
 
 	if id := s.get(t, "/p/counter").header.Get("X-Request-Id"); id != "" {
 		t.Errorf("a request that was answered has an id: %q", id)
 	}
 
-	metrics := do(t, "GET", s.admin+"/metrics", "").body
-	for reason, n := range refused {
-		line := fmt.Sprintf("headcount_http_refusals_total{reason=%q} %d\n", reason, n)
-		if !strings.Contains(metrics, line) {
-			t.Errorf("the metrics have no %s", line)
-		}
-	}
+	s.hasCounted(t, refused)
 
-	if n := s.metric(t, "headcount_http_refusals_total"); int(n) != 23 {
-		t.Errorf("%g refusals are counted, want 23", n)
-	}
-
+	// The only connection that --max-connections permits.
 	visitor := s.dial(t, dialer{
 		headers: []string{"Authorization: Bearer " + hs256(t, jwt.MapClaims{"sub": "visitor", "in": 600})},
 	})
@@ -142,10 +102,69 @@ func TestServerRefusedRequests(t *testing.T) {
 		}, tc.detail)
 	}
 
+	// Names of users, keys and members are the visitors' own: a fault is logged without quoting the request.
 	for _, own := range []string{"alice", "views:", "unknown member"} {
 		if strings.Contains(s.log.String(), own) {
 			t.Errorf("the log has %q of a request", own)
 		}
+	}
+}
+
+// refusal is a request that is refused, and how.
+type refusal struct {
+	call, body, headers string
+	status              int
+	reason, detail      string
+}
+
+// refuses makes a request, and holds that the client's answer and the log tell the same fault under the same id.
+func (s *server) refuses(t *testing.T, want refusal) {
+	t.Helper()
+	method, path, _ := strings.Cut(want.call, " ")
+	var headers []string
+	if want.headers != "" {
+		headers = append(headers, want.headers)
+	}
+
+	// Within the program the reason and the detail travel as headers; they must not leave it.
+	a := do(t, method, s.url+path, want.body, headers...)
+	a.problem(t, want.status)
+	if a.header.Get("Reason")+a.header.Get("Detail") != "" {
+		t.Errorf("headers %v", a.header)
+	}
+
+	var p struct {
+		Detail, Key string
+		ID          string `json:"request_id"`
+	}
+	err := json.Unmarshal([]byte(a.body), &p)
+	saysChanged := strings.Contains(p.Detail, "changed")
+	if err != nil || !strings.Contains(p.Detail, want.detail) || want.status == 409 && method == "GET" && saysChanged {
+		t.Errorf("%s %.80s: %s, want %q, error %v", want.call, want.body, a.body, want.detail, err)
+	}
+	if id := a.header.Get("X-Request-Id"); len(p.ID) != 16 || p.ID != id {
+		t.Errorf("%s: the id %q in the problem and %q in the head", want.call, p.ID, id)
+	}
+
+	s.hasLogged(t, map[string]any{
+		"level": "debug", "request_id": p.ID, "method": method, "status": float64(want.status), "reason": want.reason,
+		"message": "a request was refused",
+	}, want.detail)
+}
+
+// hasCounted holds that the metrics have these refusals, by reason, and no others.
+func (s *server) hasCounted(t *testing.T, refused map[string]int) {
+	t.Helper()
+	metrics := do(t, "GET", s.admin+"/metrics", "").body
+	for reason, n := range refused {
+		line := fmt.Sprintf("headcount_http_refusals_total{reason=%q} %d\n", reason, n)
+		if !strings.Contains(metrics, line) {
+			t.Errorf("the metrics have no %s", line)
+		}
+	}
+
+	if n := s.metric(t, "headcount_http_refusals_total"); int(n) != 23 {
+		t.Errorf("%g refusals are counted, want 23", n)
 	}
 }
 
