@@ -20,8 +20,8 @@ const (
 	// dumpPage is how many keys of each partition an export reads at a time. For each page Redis, whose hashes have no
 	// order, is asked for all heads of the partition.
 	dumpPage = 4096
-	// dumpTries is how often an export reads a counter that keeps changing during the read. It accepts the last try, in
-	// which some parts may be newer than others.
+	// dumpTries is how often an export reads a counter that keeps changing during the read. From the last try it leaves
+	// out what is newer than the head.
 	dumpTries = 5
 	// memberText is the length of a member's hash as exports have it, see counter.MemberHash.
 	memberText = 14
@@ -179,7 +179,30 @@ func (r *Reader) dump(ctx context.Context, partition int, key string) (is counte
 		before = now
 	}
 
+	settle(&is)
+
 	return is, err
+}
+
+// settle makes a counter whose other rows may be newer than its head one that could have been read at one moment. An
+// import refuses a set whose value is not the number of its members. In an imported ledger with more entries than the
+// counter knows of, later ones would get wrong numbers, and in an imported history a time bucket would count twice.
+func settle(c *counter.Copy) {
+	isLater := func(e counter.Entry) bool { return e.Seq > c.Entries }
+	c.Ledger = slices.DeleteFunc(c.Ledger, isLater)
+
+	// The running time bucket of a sum, and all after it, were not over yet.
+	wasRunning := func(s counter.StepCopy) bool {
+		slot := c.Slots.At(time.Duration(s.Step) * time.Second)
+		return s.Seen == nil && slot.Step != 0 && s.Number >= int64(slot.Number)
+	}
+	c.Steps = slices.DeleteFunc(c.Steps, wasRunning)
+
+	// With other regions the value includes their members, and may be greater.
+	own := int64(len(c.Hashes))
+	if c.Kind.KnowsMembers() && (c.Elsewhere == "" || c.Value < own) {
+		c.Value = own
+	}
 }
 
 // copyOf returns everything about the counter with that head.
