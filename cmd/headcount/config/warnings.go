@@ -47,6 +47,17 @@ func (c *Server) Warnings() []string {
 			"is ignored: remove it")
 	}
 
+	// The key of a site that was renamed or taken away would silently open all others. It is no refusal, because a key
+	// may have a colon of its own, and its beginning is not shown, because it may be a part of the secret.
+	ofNoSite := func(written string) bool {
+		site, _ := c.AllSites.SplitKey(written)
+		return site == nil && strings.Contains(written, ":")
+	}
+	if len(c.Sites) > 0 && slices.ContainsFunc(c.APIKeys, ofNoSite) {
+		out = append(out, "--api-key has a colon behind what is the name of no --site, so the whole of it is a key "+
+			"for all sites; if it is meant for one, write that site's name, or remove it")
+	}
+
 	for _, name := range postgres.Ignored(c.Postgres) {
 		out = append(out, "--postgres has ?"+name+"=, which only Prisma knows; it is ignored")
 	}
