@@ -23,10 +23,10 @@
  * - Only the marks of drained commits are deleted.
  *
  * Left out: deletions, idempotency keys, the adoption of a fast store that was used alone, two fast stores, that one
- * list of names replaces many, and a fast store that loses only its newest commits, see package rowstier. A commit reaches the fast store in the moment in which
- * it is prepared. As in the simulations, a takeover itself is not lost; when the fast store loses everything, no process
- * that was replaced believes that it is the owner; and the clock is past all epochs when the store is back, see
- * ownership.pml.
+ * list of names replaces many, and a fast store that loses only its newest commits, see package rowstier. A commit
+ * reaches the fast store in the moment in which it is prepared. As in the simulations, a takeover itself is not lost;
+ * when the fast store loses everything, no process that was replaced believes that it is the owner; and the clock is
+ * past all epochs when the store is back, see ownership.pml.
  *
  * Planted faults, each of which must be found:
  * - NO_UPTO: a drain takes the marks of newer commits for its own.
